@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * tile.h: the six kernels of attention on a CPU. Everything (MQA in all its forms, MHA forward and backward) is built
+ * from them; a tier is fast if these are.
+ *
+ * A block of rows (queries; up to FMLAI_TILE_ROWS, padded to a multiple of FMLAI_TILE_LANES) meets tiles of tokens (up to
+ * block_tokens, a matrix [tokens][stride] of tile elements: float, or bf16). Rows are the vector lanes wherever scores
+ * are concerned; dims are the lanes where values are summed. Layouts named "packed" belong to the tier: callers ask for
+ * their size and pass them on.
+ *
+ *   pack_rows   rows as floats           -> packed rows
+ *   scores      packed rows x tile       -> s [tokens][row_stride] float, raw dot products
+ *   softmax     s, running state         -> packed weights, new state, alpha (the factor that old sums must shrink by)
+ *   accumulate  packed weights x tile    -> packed sums (sums * alpha + weights^T tile)
+ *   unpack      packed sums              -> rows as floats
+ *
+ * Tokens that are not attended are never in a tile: the driver leaves them out. The only mask is `visible`: row r sees
+ * the first visible[r] tokens of the tile (causal bounds).
+ */
+#ifndef FLASHMLA_TILE_H
+#define FLASHMLA_TILE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <flashmla/flashmla.h>
+
+#define FMLAI_TILE_LANES 16
+#define FMLAI_TILE_ROWS 128
+#define FMLAI_TILE_TOKENS_MAX 128
+
+/* Running softmax of a block of rows, base 2: m the maximum so far (a large finite negative number before the first
+ * token), l the sum of 2^(x - m), count the tokens seen. */
+typedef struct fmlai_softmax_state {
+    float m[FMLAI_TILE_ROWS];
+    float l[FMLAI_TILE_ROWS];
+    int32_t count[FMLAI_TILE_ROWS];
+} fmlai_softmax_state;
+
+typedef struct fmlai_tile_kernels {
+    const char *name;
+    fmla_dtype dtype;     /* element of tiles: FMLA_F32 or FMLA_BF16 */
+    int32_t block_tokens; /* most tokens in a tile; at most FMLAI_TILE_TOKENS_MAX */
+    /* Bytes of the packed layouts; rows and tokens as passed to the kernels. */
+    size_t (*packed_rows_bytes)(int32_t rows, int32_t d);
+    size_t (*packed_weights_bytes)(int32_t rows, int32_t tokens);
+    size_t (*packed_sums_bytes)(int32_t rows, int32_t d);
+    /* src: [rows][src_stride] floats, d of each. BF16 tiles round to bf16 (exact for bf16 data). */
+    void (*pack_rows)(void *packed, const float *src, int64_t src_stride, int32_t rows, int32_t d);
+    /* s[t * row_stride + r], row_stride = rows rounded up to FMLAI_TILE_LANES; lanes beyond rows: any finite value. */
+    void (*scores)(float *s, const void *packed_rows, const void *tile, int64_t tile_stride, int32_t rows,
+                   int32_t tokens, int32_t d);
+    /* logit (base 2) = s * scale2[row]; scale2 includes log2(e). visible NULL: all tokens. scratch s may be overwritten.
+     * alpha[row]: 2^(m_old - m_new), 1 if nothing changed. A NaN logit makes the row's m and l NaN for good. */
+    void (*softmax)(fmlai_softmax_state *state, float *alpha, void *packed_weights, float *s, const float *scale2,
+                    const int32_t *visible, int32_t rows, int32_t tokens);
+    /* Packs given weights w[t * row_stride + r] as softmax would: for backward and tests. */
+    void (*pack_weights)(void *packed_weights, const float *w, int32_t rows, int32_t tokens);
+    /* sums = sums * alpha + weights^T * tile[:, 0:d]; alpha NULL: sums start at zero. A weight of a token that its row
+     * does not see contributes nothing, even if the token's values are NaN or infinite. */
+    void (*accumulate)(void *packed_sums, const void *packed_weights, const void *tile, int64_t tile_stride,
+                       const float *alpha, const int32_t *visible, int32_t rows, int32_t tokens, int32_t d);
+    void (*unpack)(float *dst, int64_t dst_stride, const void *packed_sums, int32_t rows, int32_t d);
+} fmlai_tile_kernels;
+
+/* Tiers: each fills all entries of f32, and of bf16 where it has something better. */
+void fmlai_tile_init_scalar(fmlai_tile_kernels *f32, fmlai_tile_kernels *bf16);
+void fmlai_tile_init_avx2(fmlai_tile_kernels *f32, fmlai_tile_kernels *bf16);
+void fmlai_tile_init_avx512bf16(fmlai_tile_kernels *f32, fmlai_tile_kernels *bf16);
+void fmlai_tile_init_neon(fmlai_tile_kernels *f32, fmlai_tile_kernels *bf16);
+
+#endif
