@@ -48,8 +48,8 @@ typedef enum fmlai_list_kind {
 typedef struct fmlai_token_list {
     fmlai_list_kind kind;
     fmlai_pool pool;
-    /* PAGED: request r's token j is slot j % P of page block_table[r * table_stride + j / P]; without a table, of page
-     * r * max_pages + j / P. Entries for pages at or beyond ceil(seqlens[r] / P) are never read. */
+    /* PAGED: request r's token j is slot j % P of page block_table[r * table_stride + j / P]; without a table, of
+     * page r * max_pages + j / P. Entries for pages at or beyond ceil(seqlens[r] / P) are never read. */
     const int32_t *block_table;
     int64_t table_stride;
     int64_t max_pages;
@@ -79,8 +79,8 @@ typedef struct fmlai_fused {
     const float *cos_sin;   /* [rows, rope_dim] */
     int64_t cos_sin_rows;
     int64_t cos_sin_stride;
-    /* Output: codes [token][group][G * d_v], contiguous; scale words at token + word * scale_rows + group * scale_rows *
-     * words_per_group, tokens num_tokens..scale_rows-1 zero. */
+    /* Output: codes [token][group][G * d_v], contiguous; scale word (token, group, word) at token + word * scale_rows +
+     * group * scale_rows * words_per_group; tokens num_tokens..scale_rows-1 are set to zero. */
     uint8_t *codes;
     int32_t *scale;
     int64_t scale_rows;     /* A: num_tokens rounded up to a multiple of 4, or more */
@@ -88,7 +88,8 @@ typedef struct fmlai_fused {
     int32_t group_heads;    /* G */
 } fmlai_fused;
 
-/* A result tensor per row: element (outer, inner, head) at outer * s[0] + inner * s[1] + head * s[2]; data NULL: absent. */
+/* A tensor with a vector or scalar per row, at outer * stride[0] + inner * stride[1] + head * stride[2]; data NULL:
+ * absent. */
 typedef struct fmlai_rows {
     void *data;
     fmla_dtype dtype;

@@ -3,7 +3,8 @@
  * flashmla.h: multi-head latent attention (MLA) on CPUs and NVIDIA GPUs, behind a stable C ABI.
  *
  *   1. Context        fmla_context_create, fmla_context_destroy, fmla_context_error
- *   2. Attention      fmla_decode, fmla_prefill, fmla_fused_prefill, fmla_fused_decode, fmla_mha_forward, fmla_mha_backward
+ *   2. Attention      fmla_decode, fmla_prefill, fmla_fused_prefill, fmla_fused_decode, fmla_mha_forward,
+ *                     fmla_mha_backward
  *   3. Caches         fmla_quantize, fmla_dequantize, fmla_convert, fmla_indices_convert, fmla_fp8_cast
  *   4. Small things   fmla_merge, fmla_permute_q_b, fmla_permute_wv, fmla_schedule
  *   5. Questions      fmla_supports, fmla_format_get, fmla_isa_available, fmla_device_get, names
@@ -25,6 +26,7 @@
  *  - Same inputs give the same bits, for any number of threads.
  *
  * flashmla_types.h holds status, tensors and formats; docs/api.md tells the same with examples.
+ * (budget: the operations stay in one file, so that a reader finds all of them; most of it is comment.)
  */
 #ifndef FLASHMLA_H
 #define FLASHMLA_H
@@ -76,7 +78,7 @@ typedef struct fmla_context_config {
     int32_t spin_us;      /* how long an idle worker spins before it sleeps; 0: default (100), -1: never spins */
     int32_t cuda_profile_kib; /* shared memory per block to plan for: 0 the device's own, or 99, 163, 227 */
     int32_t cuda_kernels;     /* 0: the best for the device; 1: portable (mma.sync); 2: Hopper (wgmma) */
-    int32_t strict;           /* 1: only kernels that are exact in every intermediate format choice (docs/numerics.md) */
+    int32_t strict;           /* 1: only kernels whose intermediate formats are exact (docs/numerics.md) */
     fmla_parallel_for parallel_for; /* the caller's thread pool instead of the library's; NULL: own pool */
     void *parallel_for_pool;
     fmla_alloc alloc; /* host allocations of this context; NULL: the C library's */
@@ -152,7 +154,8 @@ typedef struct fmla_decode_args {
     fmla_tensor q;             /* [b, s_q, h_q, d_qk] BF16 or F16 */
     fmla_kv_cache kv;
     fmla_kv_cache extra_kv;    /* sparse only; absent: format NONE. Legal pairs: docs/formats.md */
-    fmla_tensor block_table;   /* [b, max_pages] I32; dense. Absent: request r's tokens are pages r * n ..., n = num_pages / b */
+    fmla_tensor block_table;   /* [b, max_pages] I32; dense. Absent: request r owns pages r * n .. r * n + n - 1,
+                                * n = num_pages / b */
     fmla_tensor cache_seqlens; /* [b] I32; dense */
     fmla_tensor kv_bound;      /* [b, s_q] I32; dense, optional: tokens that a query token may see, instead of causal */
     fmla_tensor indices;       /* [b, s_q, topk] I32; presence selects sparse */
@@ -251,7 +254,8 @@ typedef struct fmla_fused_params {
     int64_t reserved1[4];  /* 0 */
 } fmla_fused_params;
 
-/* Fused prefill over an unpaged bf16 KV tensor. Statuses: as fmla_decode. Source: spec "fused_norm_rope_attn_rope_cast". */
+/* Fused prefill over an unpaged bf16 KV tensor. Statuses: as fmla_decode.
+ * Source: spec "fused_norm_rope_attn_rope_cast". */
 typedef struct fmla_fused_prefill_args {
     size_t struct_size;
     float softmax_scale;
@@ -313,7 +317,7 @@ typedef struct fmla_mha_forward_args {
     fmla_tensor v;             /* [total_kv, h_kv, d_v] */
     fmla_tensor cu_seqlens_q;  /* [b + 1] I32 */
     fmla_tensor cu_seqlens_kv; /* [b + 1] I32 */
-    int64_t max_seqlen_q;      /* a hint for CUDA grids; 0: total_q. Too small a value is an error on the CPU, never lost rows */
+    int64_t max_seqlen_q;      /* a hint for CUDA grids; 0: total_q. Too small: an error on the CPU, never lost rows */
     int64_t max_seqlen_kv;
     fmla_tensor out;           /* [total_q, h_q, d_v] q's dtype */
     fmla_tensor lse;           /* [total_q, h_q] F32; optional */

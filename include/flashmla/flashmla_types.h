@@ -151,7 +151,7 @@ typedef enum fmla_kv_format {
     FMLA_KV_BF16 = 1,         /* plain bf16, any d_qk (BF16-576, BF16-512): 2 * d_qk bytes per token and KV head */
     FMLA_KV_F16 = 2,          /* plain fp16, any d_qk (FP16-576, FP16-512) */
     FMLA_KV_V32 = 3,          /* V3.2: 656 B = 512 e4m3, 4 f32 scales per 128, 64 bf16 RoPE; token record */
-    FMLA_KV_V4 = 4,           /* V4 (MODEL1): 584 B = 448 e4m3 + 64 bf16 RoPE, then 7 e8m0 scales per 64 at the page's end */
+    FMLA_KV_V4 = 4,           /* V4 (MODEL1): 584 B = 448 e4m3 + 64 bf16 RoPE; 7 e8m0 scales per 64 at the page's end */
     FMLA_KV_V41 = 5,          /* V4.1 fp8: 528 B = 512 e4m3, 16 e8m0 scales per 32; token record */
     FMLA_KV_V41_PAGE = 6,     /* the same bytes, all data rows of a page first, then all scale rows */
     FMLA_KV_V41_FP4 = 7,      /* V4.1 fp4: 288 B = 512 e2m1, 32 e4m3 scales per 16; token record; extra scope only */

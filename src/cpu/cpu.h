@@ -22,20 +22,23 @@ typedef struct fmlai_cpu {
     fmlai_workers *workers; /* NULL when the caller gave a parallel_for or there is one thread */
     fmla_parallel_for parallel_for;
     void *parallel_for_pool;
-    fmlai_tile_kernels tile_f32;  /* every tier; fp16 and f32 data always, bf16 data where there is no bf16 dot product */
+    fmlai_tile_kernels tile_f32;  /* fp16 and f32 data always, bf16 data where there is no bf16 dot product */
     fmlai_tile_kernels tile_bf16; /* bf16 tiles: equal to tile_f32 where the tier has no bf16 dot product */
     fmlai_quant_kernels quant;
 } fmlai_cpu;
 
 /*
  * Runs body(user, i, worker) for i in 0..count-1 and returns when all are done. Tasks are handed out in order from a
- * counter to at most cpu->threads workers, numbered 0..threads-1: a worker number is never in use twice at a time, so it
- * may choose scratch memory. Results must not depend on which worker ran what.
+ * counter to at most cpu->threads workers, numbered 0..threads-1: a worker number is never in use twice at a time, so
+ * it may choose scratch memory. Results must not depend on which worker ran what.
  */
-void fmlai_cpu_run(const fmlai_cpu *cpu, int64_t count, void (*body)(void *user, int64_t i, int32_t worker), void *user);
+void fmlai_cpu_run(const fmlai_cpu *cpu, int64_t count, void (*body)(void *user, int64_t i, int32_t worker),
+                   void *user);
 
 /* features.c: what processor and operating system offer (cpuid, xgetbv), and what was built. */
-bool fmlai_isa_usable(fmla_isa isa);
+bool fmlai_isa_offered(fmla_isa isa); /* by the processor and its operating system */
+bool fmlai_isa_built(fmla_isa isa);
+bool fmlai_isa_usable(fmla_isa isa);  /* both; AVX512BF16 built on an emulation: wherever AVX2 is */
 fmla_isa fmlai_isa_best(void);
 size_t fmlai_l2_bytes(void);
 int32_t fmlai_processors(void); /* that this process may use: affinity and cgroup quota */

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# The tests of a developer's machine: builds the default preset and runs every CTest entry; where the processor lacks
+# AVX-512, builds the AVX-512 tier on an emulation too and runs its checks there.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+jobs=$(nproc)
+
+echo "== build (default) =="
+cmake --preset default >/dev/null
+cmake --build --preset default -j "$jobs"
+
+echo "== tests =="
+ctest --test-dir build/default --output-on-failure -j "$jobs"
+
+if ! grep -q avx512_bf16 /proc/cpuinfo && [ "$(uname -m)" = x86_64 ]; then
+    echo "== AVX-512 tier on an emulation =="
+    cmake --preset emulated >/dev/null
+    cmake --build --preset emulated -j "$jobs"
+    ctest --test-dir build/emulated --output-on-failure -j "$jobs" -R 'tile|quant|mha|avx512bf16'
+fi
