@@ -16,10 +16,19 @@
  *
  * Tokens that are not attended are never in a tile: the driver leaves them out. The only mask is `visible`: row r sees
  * the first visible[r] tokens of the tile (causal bounds).
+ *
+ * Memory: tiles and packed buffers start at 64 bytes; a tile's stride comes from fmlai_tile_stride() and its columns
+ * d..stride-1 are zero (clear the tile once; who fills it writes d columns). Kernels may read them. Arrays with one entry
+ * per row (state, alpha, scale2, visible) have FMLAI_TILE_ROWS entries: kernels read and write the entries of padding
+ * rows, and what is there does not matter.
+ *
+ * Bits: what a kernel computes for a row depends on that row and on the tokens that it sees, in their order; not on the
+ * other rows, on their number, or on tokens after the last that the row sees.
  */
 #ifndef FLASHMLA_TILE_H
 #define FLASHMLA_TILE_H
 
+#include <float.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -37,21 +46,45 @@ typedef struct fmlai_softmax_state {
     int32_t count[FMLAI_TILE_ROWS];
 } fmlai_softmax_state;
 
+/* A state before its first token. */
+static inline void fmlai_softmax_start(fmlai_softmax_state *state)
+{
+    for (int32_t r = 0; r < FMLAI_TILE_ROWS; r++) {
+        state->m[r] = -FLT_MAX;
+        state->l[r] = 0.0f;
+        state->count[r] = 0;
+    }
+}
+
+/* rows rounded up to whole vectors: the row_stride of scores. */
+static inline int32_t fmlai_tile_lanes(int32_t rows)
+{
+    return (rows + FMLAI_TILE_LANES - 1) / FMLAI_TILE_LANES * FMLAI_TILE_LANES;
+}
+
+/* Elements between tokens of a tile: whole cache lines, an odd number of them, so that tokens do not share cache sets. */
+static inline int64_t fmlai_tile_stride(fmla_dtype dtype, int32_t d)
+{
+    int64_t line = dtype == FMLA_BF16 ? 32 : 16;
+    return ((d + line - 1) / line | 1) * line;
+}
+
 typedef struct fmlai_tile_kernels {
     const char *name;
     fmla_dtype dtype;     /* element of tiles: FMLA_F32 or FMLA_BF16 */
-    int32_t block_tokens; /* most tokens in a tile; at most FMLAI_TILE_TOKENS_MAX */
+    int32_t block_tokens; /* tokens in a tile that suit the caches; kernels take 1..FMLAI_TILE_TOKENS_MAX */
     /* Bytes of the packed layouts; rows and tokens as passed to the kernels. */
     size_t (*packed_rows_bytes)(int32_t rows, int32_t d);
     size_t (*packed_weights_bytes)(int32_t rows, int32_t tokens);
     size_t (*packed_sums_bytes)(int32_t rows, int32_t d);
     /* src: [rows][src_stride] floats, d of each. BF16 tiles round to bf16 (exact for bf16 data). */
     void (*pack_rows)(void *packed, const float *src, int64_t src_stride, int32_t rows, int32_t d);
-    /* s[t * row_stride + r], row_stride = rows rounded up to FMLAI_TILE_LANES; lanes beyond rows: any finite value. */
+    /* s[t * row_stride + r], row_stride = fmlai_tile_lanes(rows); lanes beyond rows: anything. 64-byte aligned. */
     void (*scores)(float *s, const void *packed_rows, const void *tile, int64_t tile_stride, int32_t rows,
                    int32_t tokens, int32_t d);
-    /* logit (base 2) = s * scale2[row]; scale2 includes log2(e). visible NULL: all tokens. scratch s may be overwritten.
-     * alpha[row]: 2^(m_old - m_new), 1 if nothing changed. A NaN logit makes the row's m and l NaN for good. */
+    /* logit (base 2) = s * scale2[row]; scale2 includes log2(e). visible NULL: all tokens. s may be overwritten.
+     * alpha[row]: 2^(m_old - m_new), 1 if nothing changed. A NaN logit makes the row's m and l NaN for good. Rows whose
+     * logits are all -inf keep m and l as they were. */
     void (*softmax)(fmlai_softmax_state *state, float *alpha, void *packed_weights, float *s, const float *scale2,
                     const int32_t *visible, int32_t rows, int32_t tokens);
     /* Packs given weights w[t * row_stride + r] as softmax would: for backward and tests. */
