@@ -2,26 +2,27 @@
 /*
  * plan.h: how work is cut, as pure integers. Two rules live here.
  *
- * 1. The library's own rule, for every backend: a token list is cut into chunks of a fixed number of tokens, counted
- *    from the list's own beginning. The cut depends on nothing but the list's length: not on the batch, not on the
- *    number of threads or multiprocessors. So a row's bits are the same in any company and on any number of workers.
+ * 1. The library's own rule, for every backend: a token list is cut into chunks of a fixed number of tokens,
+ *    counted from the list's own beginning. The cut depends on nothing but the list's length: not on the
+ *    batch, not on the number of threads or multiprocessors. So a row's bits are the same in any company and
+ *    on any number of workers.
  *
- * 2. The published schedule, for callers of older generations and for whoever wants to see one: a batch of requests is
- *    cut into `parts` pieces of about the same cost.
+ * 2. The published schedule, for callers of older generations and for whoever wants to see one: a batch of
+ *    requests is cut into `parts` pieces of about the same cost.
  *
- *    Cost. A request of n blocks (a block is 64 tokens) costs n + w, w = overhead_blocks: the fixed cost of beginning a
- *    piece. Lengths: dense, the sequence's; sparse, L = topk_length (or topk), at least 1, and with an extra scope
- *    L rounded up to whole blocks plus extra_topk_length (or extra_topk), so that no block mixes the scopes. A length of
- *    0 counts one block, in the 2025-02 form none.
+ *    Cost. A request of n blocks (a block is 64 tokens) costs n + w, w = overhead_blocks: the fixed cost of
+ *    beginning a piece. Lengths: dense, the sequence's; sparse, L = topk_length (or topk), at least 1, and
+ *    with an extra scope L rounded up to whole blocks plus extra_topk_length (or extra_topk), so that no
+ *    block mixes the scopes. A length of 0 counts one block, in the 2025-02 form none.
  *
- *    Cut. payload = ceil(sum(n + w) / parts) + w. Parts are served in order, each with budget = payload, at the current
- *    (request, block, split). While requests remain: if the budget covers the rest of the request and w, the part
- *    takes it, pays, and goes on with the next request; else, if budget > w, it takes budget - w blocks, which ends a
- *    split, and stops; else it stops. The +w in payload pays for the second beginning of a cut request, so the last
- *    part always reaches the end.
+ *    Cut. payload = ceil(sum(n + w) / parts) + w. Parts are served in order, each with budget = payload, at
+ *    the current (request, block, split). While requests remain: if the budget covers the rest of the request
+ *    and w, the part takes it, pays, and goes on with the next request; else, if budget > w, it takes
+ *    budget - w blocks, which ends a split, and stops; else it stops. The +w in payload pays for the second
+ *    beginning of a cut request, so the last part always reaches the end.
  *
- *    Tables. num_splits[i + 1] - num_splits[i] is the number of pieces of request i, at least 1. A row of metadata per
- *    part; columns:
+ *    Tables. num_splits[i + 1] - num_splits[i] is the number of pieces of request i, at least 1. A row of
+ *    metadata per part; columns:
  *                  2025-02                    2025-09               2026-01
  *        0         first request              first request         first request
  *        1         begin, in tokens           begin, in blocks      last request (inclusive)
@@ -30,16 +31,16 @@
  *        4         number of the first request's split that this part works on (all forms)
  *        5, 6      0                          0                     1 if the first, the last request is split
  *        7         0                          0                     0
- *    The end is exclusive and belongs to the last request; of a finished request it is its length (tokens) or its
- *    number of blocks, 0 for a dense length of 0. A part without work has first request = b and last = b - 1: every row
- *    is written.
+ *    The end is exclusive and belongs to the last request; of a finished request it is its length (tokens) or
+ *    its number of blocks, 0 for a dense length of 0. A part without work has first request = b and last =
+ *    b - 1: every row is written.
  */
 #ifndef FLASHMLA_PLAN_H
 #define FLASHMLA_PLAN_H
 
 #include "../backend.h"
 
-/* Tokens per chunk of the library's own rule: a CPU worker's unit of work on a list, main and extra scopes separately. */
+/* Tokens per chunk of the library's own rule; main and extra lists are cut separately. */
 #define FMLAI_PLAN_CHUNK_TOKENS 1024
 
 /* Number of chunks of a list of `count` tokens; 0 for an empty list. */
@@ -48,7 +49,7 @@ static inline int64_t fmlai_plan_chunks(int64_t count)
     return count / FMLAI_PLAN_CHUNK_TOKENS + (count % FMLAI_PLAN_CHUNK_TOKENS != 0);
 }
 
-/* Tokens in chunk `chunk` (below fmlai_plan_chunks), which begins at token chunk * FMLAI_PLAN_CHUNK_TOKENS. */
+/* Tokens in chunk `chunk` (below fmlai_plan_chunks); it begins at token chunk * FMLAI_PLAN_CHUNK_TOKENS. */
 static inline int64_t fmlai_plan_chunk_tokens(int64_t count, int64_t chunk)
 {
     int64_t left = count - chunk * FMLAI_PLAN_CHUNK_TOKENS;
@@ -61,7 +62,7 @@ static inline int64_t fmlai_plan_chunk_tokens(int64_t count, int64_t chunk)
 /* Columns of a metadata row. */
 #define FMLAI_PLAN_COLUMNS 8
 
-/* Fills p->metadata and p->num_splits. Any parts >= 1, any batch >= 0. INVALID_ARGUMENT: a length beyond int32. */
+/* Fills p->metadata and p->num_splits; parts >= 1, batch >= 0. INVALID_ARGUMENT: a length beyond int32. */
 fmla_status fmlai_plan_schedule(const fmlai_schedule *p, fmlai_error *error);
 
 #endif
