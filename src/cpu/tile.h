@@ -38,12 +38,12 @@
 #define FMLAI_TILE_ROWS 128
 #define FMLAI_TILE_TOKENS_MAX 128
 
-/* Running softmax of a block of rows, base 2: m the maximum so far (a large finite negative number before the first
- * token), l the sum of 2^(x - m), count the tokens seen. */
+/* Running softmax of a block of rows, base 2: m the maximum so far, -FLT_MAX before the first token (no finite logit is
+ * below it), l the sum of 2^(x - m). l == 0 says that the row saw no token, or none with a logit above -inf; otherwise
+ * l >= 1 or NaN. */
 typedef struct fmlai_softmax_state {
     float m[FMLAI_TILE_ROWS];
     float l[FMLAI_TILE_ROWS];
-    int32_t count[FMLAI_TILE_ROWS];
 } fmlai_softmax_state;
 
 /* A state before its first token. */
@@ -52,7 +52,6 @@ static inline void fmlai_softmax_start(fmlai_softmax_state *state)
     for (int32_t r = 0; r < FMLAI_TILE_ROWS; r++) {
         state->m[r] = -FLT_MAX;
         state->l[r] = 0.0f;
-        state->count[r] = 0;
     }
 }
 
