@@ -3,10 +3,11 @@
  * Writing tokens: the quantisers, and conversion between pools. As in token.c one writer serves every format;
  * which quantiser a group gets follows from the types of its codes and its scale:
  *
- *   scale F32 or E8M0   power of two: 2^ceil(log2(max(amax / top, 1e-4))), top the largest value of a code
- * (448 or 6) scale E4M3          amax / top, kept inside 2^-9..448 and rounded to e4m3; a group with a NaN or
- * infinity: NaN no scale            codes of the values themselves V32_2025            amax / 448 rounded to
- * the source's dtype: what V32 records were first written with
+ * - F32 or E8M0: the power of two 2^ceil(log2(max(amax / top, 1e-4))), top being the largest code, 448 or 6;
+ * - E4M3: amax / top, kept inside 2^-9..448 and rounded to e4m3; NaN if the group holds a NaN or an infinity;
+ * - none: codes of the values themselves;
+ * - F32 with V32_2025: amax / top rounded to the source's dtype, which is what V32 records were first written
+ * with.
  *
  * Codes saturate: with a rounded scale the quotient may exceed the largest code a little. A group whose scale
  * is not finite decodes to NaN whatever its codes are.
@@ -85,9 +86,9 @@ static float scale_e4m3(float amax, float top)
 
 /* A quotient that rounds to 0 (all values 0, or subnormal in src_dtype) would give 0 / 0: such a group gets
  * scale 1. */
-static float scale_v32_2025(float amax, fmla_dtype src_dtype)
+static float scale_v32_2025(float amax, float top, fmla_dtype src_dtype)
 {
-    float u = amax / 448.0f;
+    float u = amax / top;
     if (src_dtype == FMLA_BF16) {
         u = fmlai_f32_from_bf16(fmlai_bf16_from_f32(u));
     } else if (src_dtype == FMLA_F16) {
@@ -106,8 +107,8 @@ static float group_scale(const fmla_format_info *f, float amax, fmla_dtype src_d
     if (f->scale == FMLA_F8_E4M3) {
         return scale_e4m3(amax, top);
     }
-    if (quantizer == FMLA_QUANTIZER_V32_2025 && f->format == FMLA_KV_V32) {
-        return scale_v32_2025(amax, src_dtype);
+    if (quantizer == FMLA_QUANTIZER_V32_2025 && f->scale == FMLA_F32) {
+        return scale_v32_2025(amax, top, src_dtype);
     }
     return scale_power_of_two(amax, top);
 }
