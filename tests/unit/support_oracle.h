@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * support_oracle.h: runs single operations of the oracle on descriptions, with a workspace of exactly the size
- * that it asks for. Each call must succeed.
+ * support_oracle.h: runs single operations of the oracle on descriptions, with a workspace of exactly the
+ * size that it asks for. Each call must succeed.
  */
 #ifndef FLASHMLA_TEST_SUPPORT_ORACLE_H
 #define FLASHMLA_TEST_SUPPORT_ORACLE_H

@@ -129,7 +129,8 @@ static void assert_lonely(const fixture *f, int q, int h, double lse)
     assert_true(f->max_logits[q][h] == -INFINITY);
 }
 
-/* ---- the formula ------------------------------------------------------------------------------------------ */
+/* ---- the formula ------------------------------------------------------------------------------------------
+ */
 
 static void two_tokens_by_hand(void **state)
 {
@@ -285,7 +286,8 @@ static void query_heads_read_their_kv_head(void **state)
     assert_close(f.out[0][1][0], 6, EXACT);
 }
 
-/* ---- sinks and lonely rows -------------------------------------------------------------------------------- */
+/* ---- sinks and lonely rows --------------------------------------------------------------------------------
+ */
 
 static void sink_table(void **state)
 {
@@ -342,7 +344,8 @@ static void promise_2_lonely_rows(void **state)
     }
 }
 
-/* ---- what is attended ------------------------------------------------------------------------------------- */
+/* ---- what is attended -------------------------------------------------------------------------------------
+ */
 
 static void promise_4_only_valid_slots_below_the_length_are_attended(void **state)
 {
@@ -471,7 +474,12 @@ static void promise_7_merging_parts_gives_the_whole(void **state)
         states[i].out = (fmlai_packed){.data = parts[i].out, .dtype = FMLA_F64, .stride = {0, D_V}};
         states[i].lse = (fmlai_packed){.data = parts[i].lse, .dtype = FMLA_F64, .stride = {0, 1}};
     }
-    fmlai_merge merge = {.tokens = 1, .heads = HEADS, .d = D_V, .count = 3, .states = states, .sink = whole.sink,
+    fmlai_merge merge = {.tokens = 1,
+                         .heads = HEADS,
+                         .d = D_V,
+                         .count = 3,
+                         .states = states,
+                         .sink = whole.sink,
                          .empty_lse = -INFINITY};
     merge.result.out = (fmlai_packed){.data = out, .dtype = FMLA_F64, .stride = {0, D_V}};
     merge.result.lse = (fmlai_packed){.data = lse, .dtype = FMLA_F64, .stride = {0, 1}};
