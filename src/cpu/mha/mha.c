@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * mha.c: blocks of packed sequences, tiles, rows.
+ */
+#include "mha.h"
+
+#include <string.h>
+
+#include "../rows.h"
+
+/*
+ * Request r's blocks have the numbers from begin_r / ROWS + r on: that leaves at least ceil(count_r / ROWS) numbers
+ * before the next request's, so a block is found by binary search, without a table of block counts.
+ */
+int64_t fmlai_mha_blocks(int64_t batch, int64_t total)
+{
+    return total / FMLAI_MHA_ROWS + batch;
+}
+
+bool fmlai_mha_block_at(const int32_t *cu_seqlens, int64_t batch, int64_t total, int64_t id, fmlai_mha_block *block)
+{
+    int64_t low = 0, high = batch;
+    while (high - low > 1) {
+        int64_t middle = low + (high - low) / 2;
+        if (cu_seqlens[middle] / FMLAI_MHA_ROWS + middle <= id) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    fmlai_mha_span span = fmlai_mha_span_of(cu_seqlens, low, total);
+    int64_t first = (id - span.begin / FMLAI_MHA_ROWS - low) * FMLAI_MHA_ROWS;
+    int64_t left = span.count - first;
+    block->request = low;
+    block->first = first;
+    block->rows = (int32_t)(left < FMLAI_MHA_ROWS ? left : FMLAI_MHA_ROWS);
+    return left > 0;
+}
+
+const fmlai_tile_kernels *fmlai_mha_kernels(const fmlai_cpu *cpu, const fmlai_mha *p)
+{
+    return p->q.dtype == FMLA_BF16 ? &cpu->tile_bf16 : &cpu->tile_f32;
+}
+
+fmlai_pool fmlai_mha_pool(const fmlai_packed *tensor, int64_t tokens, int32_t d)
+{
+    fmlai_pool pool = {
+        .data = tensor->data,
+        .format = *fmlai_format_row(tensor->dtype == FMLA_BF16 ? FMLA_KV_BF16 : FMLA_KV_F16),
+        .num_pages = 1,
+        .page_size = tokens > 0 ? tokens : 1,
+        .token_stride = 2 * tensor->stride[0],
+        .head_stride = 2 * tensor->stride[1],
+        .outer_scale = 1.0f,
+    };
+    pool.format.d_qk = d;
+    return pool;
+}
+
+void fmlai_mha_tile_start(const fmlai_tile_kernels *k, fmlai_mha_tile *tile, void *data, int32_t d)
+{
+    size_t size = k->dtype == FMLA_BF16 ? 2 : 4;
+    tile->data = data;
+    tile->d = d;
+    tile->stride = fmlai_tile_stride(k->dtype, d);
+    for (int32_t t = 0; t < k->block_tokens; t++) {
+        memset((uint8_t *)data + ((size_t)t * (size_t)tile->stride + (size_t)d) * size, 0,
+               (size_t)(tile->stride - d) * size);
+    }
+}
+
+void fmlai_mha_tile_fill(const fmlai_cpu *cpu, const fmlai_tile_kernels *k, const fmlai_mha_tile *tile,
+                         const fmlai_pool *pool, const int64_t *tokens, int32_t count, int32_t head)
+{
+    const fmlai_expand *table = k->dtype == FMLA_BF16 ? cpu->quant.expand_bf16 : cpu->quant.expand_f32;
+    fmlai_expand_for(table, pool)(pool, tokens, count, head, tile->data, tile->stride);
+}
+
+void fmlai_mha_load(float *dst, const fmlai_packed *tensor, int64_t token, int32_t head, int32_t rows, int32_t d)
+{
+    for (int32_t r = 0; r < rows; r++) {
+        fmlai_row_load(dst + (int64_t)r * d, tensor->data, tensor->dtype,
+                       (token + r) * tensor->stride[0] + head * tensor->stride[1], d);
+    }
+}
+
+void fmlai_mha_store(const fmlai_packed *tensor, int64_t token, int32_t head, const float *src, int32_t rows,
+                     int32_t d, float factor)
+{
+    float scaled[256];
+    for (int32_t r = 0; r < rows; r++) {
+        int64_t first = (token + r) * tensor->stride[0] + head * tensor->stride[1];
+        for (int32_t at = 0; at < d; at += 256) {
+            int32_t n = d - at < 256 ? d - at : 256;
+            for (int32_t j = 0; j < n; j++) {
+                scaled[j] = src[(int64_t)r * d + at + j] * factor;
+            }
+            fmlai_row_store(tensor->data, tensor->dtype, first + at, scaled, n);
+        }
+    }
+}
+
+void *fmlai_mha_take(fmlai_mha_arena *arena, size_t size)
+{
+    void *piece = arena->base ? arena->base + arena->used : NULL;
+    arena->used += (size + 63) / 64 * 64;
+    return piece;
+}
