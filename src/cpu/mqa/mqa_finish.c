@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * mqa_finish.c: from partial results to outputs: the fold over chunks, the sink, the division, conjugate RoPE and fp8
+ * cast of the fused operations, lse and max_logits.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "mqa.h"
+
+#define LOG2_E 1.4426950408889634074
+#define LN_2 0.69314718055994530942
+#define CAST_GROUP 32
+
+/*
+ * Empty partials leave the total untouched, and the first one that is not becomes it unchanged: a row whose tokens fit in
+ * one chunk has the bits of that chunk, however many empty ones follow.
+ */
+void fmlai_mqa_fold(fmlai_mqa_total *total, int32_t total_row, const fmlai_mqa_partial *partial, int32_t row, int32_t d_v)
+{
+    double *o = total->o + (int64_t)total_row * d_v;
+    const float *x = partial->o + (int64_t)row * d_v;
+    double m_total = total->m[total_row], m = partial->m[row];
+
+    if (partial->l[row] == 0.0f) {
+        return;
+    }
+    if (total->l[total_row] == 0.0) {
+        total->m[total_row] = m;
+        total->l[total_row] = partial->l[row];
+        for (int32_t d = 0; d < d_v; d++) {
+            o[d] = x[d];
+        }
+        return;
+    }
+    double m_new = isnan(m_total) || m_total > m ? m_total : m;
+    double keep = m_total == m_new ? 1.0 : exp2(m_total - m_new);
+    double join = m == m_new ? 1.0 : exp2(m - m_new);
+    total->m[total_row] = m_new;
+    total->l[total_row] = total->l[total_row] * keep + partial->l[row] * join;
+    for (int32_t d = 0; d < d_v; d++) {
+        o[d] = o[d] * keep + x[d] * join;
+    }
+}
+
+static void unrotate(const fmlai_mqa *p, int64_t token, float *out)
+{
+    const fmlai_fused *f = &p->fused;
+    int32_t half = f->rope_dim / 2;
+    const float *angles = f->cos_sin + f->positions[token * f->position_stride] * f->cos_sin_stride;
+    float *o = out + p->d_v - f->rope_dim;
+    for (int32_t i = 0; i < half; i++) {
+        float *first = o + (f->rope_neox ? i : 2 * i);
+        float *second = o + (f->rope_neox ? i + half : 2 * i + 1);
+        double c = angles[i], s = angles[half + i];
+        double o0 = *first, o1 = *second;
+        *first = (float)(o0 * c + o1 * s);
+        *second = (float)(o1 * c - o0 * s);
+    }
+}
+
+/* Codes and scale bytes of one row; chunks of 32 dims are transposed against the heads of the group. A scale byte is byte
+ * chunk % 4 of a word, counted from the lowest address: rows that share words run at the same time, so bytes are written,
+ * not words. */
+static void cast(const fmlai_mqa *p, int64_t token, int32_t head, const float *out)
+{
+    const fmlai_fused *f = &p->fused;
+    int64_t group = head / f->group_heads, g = head % f->group_heads;
+    int64_t words = (int64_t)f->group_heads * p->d_v / (4 * CAST_GROUP);
+    uint8_t *codes = f->codes + (token * f->groups + group) * f->group_heads * p->d_v;
+    int32_t *scale = f->scale + token + group * words * f->scale_rows;
+    for (int64_t c = 0; c < p->d_v / CAST_GROUP; c++) {
+        int64_t chunk = c * f->group_heads + g;
+        uint8_t *byte = (uint8_t *)(scale + chunk / 4 * f->scale_rows) + chunk % 4;
+        *byte = fmlai_fp8_cast_group(out + c * CAST_GROUP, CAST_GROUP, codes + chunk * CAST_GROUP);
+    }
+}
+
+void fmlai_mqa_clear_padding(const fmlai_mqa *p)
+{
+    const fmlai_fused *f = &p->fused;
+    int64_t words = (int64_t)f->groups * f->group_heads * p->d_v / (4 * CAST_GROUP);
+    size_t padding = (size_t)(f->scale_rows - p->num_tokens) * sizeof(int32_t);
+    for (int64_t w = 0; w < words; w++) {
+        memset(f->scale + w * f->scale_rows + p->num_tokens, 0, padding);
+    }
+}
+
+static void store_vector(const fmlai_rows *rows, int64_t offset, const float *x, int32_t n)
+{
+    if (rows->dtype != FMLA_BF16) {
+        for (int32_t i = 0; i < n; i++) {
+            fmlai_store_f32(rows->data, rows->dtype, offset + i, x[i]);
+        }
+        return;
+    }
+    uint16_t *dst = (uint16_t *)rows->data + offset;
+    for (int32_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, x + i, sizeof bits);
+        uint32_t rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+        dst[i] = (uint16_t)((bits & 0x7FFFFFFF) > 0x7F800000 ? bits >> 16 | 0x40 : rounded);
+    }
+}
+
+static void store_scalar(const fmlai_mqa *p, const fmlai_rows *rows, int64_t token, int32_t head, double x)
+{
+    if (rows->data) {
+        fmlai_store_f32(rows->data, rows->dtype, fmlai_row_offset(rows, p, token, head), (float)x);
+    }
+}
+
+void fmlai_mqa_finish(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, int32_t row, const fmlai_mqa_total *total,
+                      int32_t total_row, float *out)
+{
+    const fmlai_mqa *p = plan->p;
+    int64_t token = block->token + row / block->heads;
+    int32_t head = block->head + row % block->heads;
+    double m = total->m[total_row], l = total->l[total_row];
+    const double *o = total->o + (int64_t)total_row * p->d_v;
+
+    if (l == 0.0) {
+        memset(out, 0, (size_t)p->d_v * sizeof(float));
+        store_scalar(p, &p->lse, token, head, p->empty_lse);
+        store_scalar(p, &p->max_logits, token, head, -INFINITY);
+    } else {
+        double sum = l + (p->sink ? exp2(p->sink[head] * LOG2_E - m) : 0.0);
+        double inverse = 1.0 / sum;
+        for (int32_t d = 0; d < p->d_v; d++) {
+            out[d] = (float)(o[d] * inverse);
+        }
+        store_scalar(p, &p->lse, token, head, (m + log2(l)) * LN_2 * (double)p->lse_factor);
+        store_scalar(p, &p->max_logits, token, head, m * LN_2 * (double)p->lse_factor);
+    }
+    if (p->fused.enabled) {
+        unrotate(p, token, out);
+        cast(p, token, head, out);
+    }
+    if (p->out.data) {
+        store_vector(&p->out, fmlai_row_offset(&p->out, p, token, head), out, p->d_v);
+    }
+}

@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * mqa_gather.c: the attended tokens of a block, as slots, in the order of its lists: main, then extra. Entries that are
+ * not attended leave no trace. Block table entries beyond the counted tokens are never read.
+ */
+#include "mqa.h"
+
+static const fmlai_token_list *list_of(const fmlai_mqa *p, int32_t which)
+{
+    return which == 0 ? &p->main : &p->extra;
+}
+
+void fmlai_mqa_measure(const fmlai_mqa_plan *plan, fmlai_mqa_block *block, int64_t *bound)
+{
+    const fmlai_mqa *p = plan->p;
+    block->count[0] = 0;
+    block->count[1] = p->extra.kind == FMLAI_LIST_NONE ? 0 : fmlai_list_count(&p->extra, p, block->token);
+    for (int32_t t = 0; t < block->tokens; t++) {
+        int64_t count = fmlai_list_count(&p->main, p, block->token + t);
+        block->count[0] = count > block->count[0] ? count : block->count[0];
+        for (int32_t h = 0; bound && h < block->heads; h++) {
+            bound[t * block->heads + h] = count;
+        }
+    }
+}
+
+/* A walk collects tokens up to `limit`; without slots it only counts them. */
+typedef struct walk {
+    int64_t found;
+    int64_t limit;
+    int64_t *slots;
+    int64_t *entries;
+} walk;
+
+/* Page by page: all tokens of a page are attended, or (a table entry that names no page) none. */
+static int64_t walk_paged(const fmlai_token_list *list, const fmlai_mqa_block *block, int64_t next, walk *w)
+{
+    int64_t page_size = list->pool.page_size;
+    while (next < block->count[0] && w->found < w->limit) {
+        int64_t i = next / page_size, offset = next % page_size;
+        int64_t page = list->block_table ? list->block_table[block->request * list->table_stride + i]
+                                         : block->request * list->max_pages + i;
+        int64_t run = page_size - offset;
+        run = run < block->count[0] - next ? run : block->count[0] - next;
+        if (page < 0 || page >= list->pool.num_pages) {
+            next += run;
+            continue;
+        }
+        run = run < w->limit - w->found ? run : w->limit - w->found;
+        for (int64_t j = 0; w->slots && j < run; j++) {
+            w->slots[w->found + j] = page * page_size + offset + j;
+            w->entries[w->found + j] = next + j;
+        }
+        w->found += run;
+        next += run;
+    }
+    return next;
+}
+
+static int64_t walk_indexed(const fmlai_mqa *p, const fmlai_token_list *list, const fmlai_mqa_block *block, int64_t count,
+                            int64_t next, walk *w)
+{
+    const int32_t *row = list->indices + block->token / p->s_q * list->index_outer +
+                         block->token % p->s_q * list->index_inner + block->kv_head * list->index_head;
+    /* Slots below num_pages * page_size exist; entries are int32, so a product beyond them may be cut to 2^31. */
+    int64_t pool = list->pool.num_pages > INT32_MAX / list->pool.page_size
+                       ? (int64_t)INT32_MAX + 1
+                       : list->pool.num_pages * list->pool.page_size;
+    for (; next < count && w->found < w->limit; next++) {
+        int64_t entry = row[next];
+        bool attended = entry >= 0 && entry < pool;
+        if (w->slots) {
+            w->slots[w->found] = entry; /* overwritten by the next if not attended */
+            w->entries[w->found] = next;
+        }
+        w->found += attended;
+    }
+    return next;
+}
+
+/* Goes on in the cursor's list; at its end, to the next list that has entries. list == 2: there is none. */
+static void walk_on(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, fmlai_mqa_cursor *cursor, walk *w)
+{
+    const fmlai_token_list *list = list_of(plan->p, cursor->list);
+    int64_t count = block->count[cursor->list];
+    if (count > 0 && list->kind == FMLAI_LIST_PAGED) {
+        cursor->next = walk_paged(list, block, cursor->next, w);
+    } else if (count > 0) {
+        cursor->next = walk_indexed(plan->p, list, block, count, cursor->next, w);
+    }
+    while (cursor->list < 2 && cursor->next >= block->count[cursor->list]) {
+        cursor->list++;
+        cursor->next = 0;
+    }
+}
+
+void fmlai_mqa_skip(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, fmlai_mqa_cursor *cursor, int64_t count)
+{
+    walk w = {.limit = count};
+    while (cursor->list < 2 && w.found < w.limit) {
+        walk_on(plan, block, cursor, &w);
+    }
+}
+
+void fmlai_mqa_gather(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, fmlai_mqa_cursor *cursor,
+                      fmlai_mqa_tokens *tokens)
+{
+    walk w = {.limit = FMLAI_MQA_CHUNK, .slots = tokens->slots, .entries = tokens->entries};
+    tokens->main_count = 0;
+    while (cursor->list < 2 && w.found < w.limit) {
+        bool main = cursor->list == 0;
+        walk_on(plan, block, cursor, &w);
+        tokens->main_count = main ? (int32_t)w.found : tokens->main_count;
+    }
+    tokens->count = (int32_t)w.found;
+}

@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * mqa_plan.c: how a call is cut into blocks, and where everything lies in the workspace; from shapes and the number of
+ * threads alone.
+ *
+ * Two ways to hand out work. With many blocks, a task is a block: its chunks are folded one after the other. With few (a
+ * small batch over long lists), a task is a chunk; partial results wait in slots until their block is complete. A plan has
+ * a bounded number of slots (about 4 a thread), so chunks are handed out in waves, and a block that a wave cuts is carried
+ * over. Both ways fold the same partials in the same order: same bits.
+ */
+#include <string.h>
+
+#include "mqa.h"
+
+#define SPLIT_BELOW_BLOCKS 8 /* per thread: with more blocks than this, they are tasks enough */
+#define SLOTS_PER_THREAD 4
+#define SLOTS_MIN 32
+
+static int64_t min64(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static int64_t ceil_div(int64_t a, int64_t b)
+{
+    return a / b + (a % b != 0);
+}
+
+static size_t lines(size_t bytes)
+{
+    return (bytes + 63) / 64 * 64;
+}
+
+static int64_t most_entries(const fmlai_token_list *list)
+{
+    if (list->kind == FMLAI_LIST_PAGED) {
+        return list->max_pages > INT32_MAX / list->pool.page_size ? INT32_MAX : list->max_pages * list->pool.page_size;
+    }
+    return list->kind == FMLAI_LIST_INDEXED ? list->topk : 0;
+}
+
+static void cut_blocks(fmlai_mqa_plan *plan)
+{
+    const fmlai_mqa *p = plan->p;
+    int32_t shared = p->h_q / p->h_kv;
+    plan->head_blocks = (int32_t)ceil_div(shared, FMLAI_TILE_ROWS);
+    plan->block_heads = (int32_t)ceil_div(shared, plan->head_blocks);
+    plan->block_tokens = 1;
+    plan->token_blocks = p->num_tokens;
+    if (p->main.kind == FMLAI_LIST_PAGED && p->extra.kind == FMLAI_LIST_NONE && plan->head_blocks == 1) {
+        plan->block_tokens = (int32_t)min64(FMLAI_TILE_ROWS / shared, p->s_q);
+    }
+    if (plan->block_tokens > 1) {
+        /* Ragged: request r's blocks begin at cu_seqlens_q[r] / block_tokens + r, which leaves room for all of them. */
+        plan->token_blocks = p->cu_seqlens_q ? p->num_tokens / plan->block_tokens + p->batch
+                                             : p->num_tokens / p->s_q * ceil_div(p->s_q, plan->block_tokens);
+    }
+    plan->blocks = plan->token_blocks * p->h_kv * plan->head_blocks;
+    plan->rows = plan->block_tokens * plan->block_heads;
+}
+
+/* Goes through a worker's memory; with base NULL it only measures. */
+static size_t lay_out_scratch(const fmlai_mqa_plan *plan, uint8_t *base)
+{
+    const fmlai_mqa *p = plan->p;
+    const fmlai_tile_kernels *k = plan->kernels;
+    size_t tile_element = k->dtype == FMLA_BF16 ? sizeof(uint16_t) : sizeof(float);
+    size_t rows = (size_t)plan->rows, tokens = (size_t)k->block_tokens;
+    size_t sizes[] = {
+        sizeof(fmlai_mqa_scratch),
+        rows * (size_t)p->d_qk * sizeof(float),
+        k->packed_rows_bytes(plan->rows, p->d_qk),
+        tokens * (size_t)plan->tile_stride * tile_element,
+        tokens * (size_t)fmlai_tile_lanes(plan->rows) * sizeof(float),
+        k->packed_weights_bytes(plan->rows, k->block_tokens),
+        k->packed_sums_bytes(plan->rows, p->d_v),
+        (size_t)p->d_v * sizeof(float),
+        plan->partial_bytes,
+        sizeof(fmlai_mqa_total) + (size_t)plan->total_rows * (size_t)p->d_v * sizeof(double),
+    };
+    enum { COUNT = sizeof sizes / sizeof sizes[0] };
+    uint8_t *at[COUNT];
+    size_t offset = 0;
+    for (int32_t i = 0; i < COUNT; i++) {
+        at[i] = base + offset;
+        offset += lines(sizes[i]);
+    }
+    if (base) {
+        fmlai_mqa_scratch *s = (fmlai_mqa_scratch *)at[0];
+        s->query = (float *)at[1];
+        s->packed_rows = at[2];
+        s->tile = at[3];
+        s->scores = (float *)at[4];
+        s->packed_weights = at[5];
+        s->packed_sums = at[6];
+        s->out = (float *)at[7];
+        s->partial = (fmlai_mqa_partial *)at[8];
+        s->total = (fmlai_mqa_total *)at[9];
+        for (size_t t = 0; t < tokens; t++) { /* columns d_qk..tile_stride-1 stay zero */
+            size_t used = (size_t)p->d_qk * tile_element, stride = (size_t)plan->tile_stride * tile_element;
+            memset((uint8_t *)s->tile + t * stride + used, 0, stride - used);
+        }
+    }
+    return offset;
+}
+
+static bool is_f16(const fmlai_token_list *list)
+{
+    return list->kind != FMLAI_LIST_NONE && list->pool.format.element == FMLA_F16;
+}
+
+void fmlai_mqa_plan_make(fmlai_mqa_plan *plan, const fmlai_cpu *cpu, const fmlai_mqa *p)
+{
+    bool f16 = p->q.dtype != FMLA_BF16 || is_f16(&p->main) || is_f16(&p->extra);
+    memset(plan, 0, sizeof *plan);
+    plan->cpu = cpu;
+    plan->p = p;
+    plan->kernels = f16 ? &cpu->tile_f32 : &cpu->tile_bf16;
+    plan->tile_stride = fmlai_tile_stride(plan->kernels->dtype, p->d_qk);
+    const fmlai_expand *table = plan->kernels->dtype == FMLA_BF16 ? cpu->quant.expand_bf16 : cpu->quant.expand_f32;
+    plan->expand[0] = fmlai_expand_for(table, &p->main.pool);
+    plan->expand[1] = p->extra.kind == FMLAI_LIST_NONE ? NULL : fmlai_expand_for(table, &p->extra.pool);
+    cut_blocks(plan);
+
+    plan->max_chunks = fmlai_plan_chunks(most_entries(&p->main) + most_entries(&p->extra));
+    plan->split = cpu->threads > 1 && plan->max_chunks > 1 && plan->blocks < (int64_t)cpu->threads * SPLIT_BELOW_BLOCKS;
+    plan->total_rows = plan->max_chunks > 1 && !plan->split ? plan->rows : 1;
+    plan->partial_bytes = lines(sizeof(fmlai_mqa_partial) + (size_t)plan->rows * (size_t)p->d_v * sizeof(float));
+    plan->total_bytes = lines(sizeof(fmlai_mqa_total) + (size_t)plan->rows * (size_t)p->d_v * sizeof(double));
+    plan->scratch_bytes = lay_out_scratch(plan, NULL);
+    plan->workspace_bytes = plan->scratch_bytes * (size_t)cpu->threads;
+    if (plan->split) {
+        int64_t slots = (int64_t)cpu->threads * SLOTS_PER_THREAD;
+        plan->slots = min64(slots < SLOTS_MIN ? SLOTS_MIN : slots, plan->blocks * plan->max_chunks);
+        plan->table_bytes = lines((size_t)(plan->slots + plan->blocks) * sizeof(fmlai_mqa_task)) +
+                            lines((size_t)(plan->blocks + 1) * sizeof(fmlai_mqa_join));
+        plan->workspace_bytes += (size_t)plan->slots * plan->partial_bytes + 2 * plan->total_bytes + plan->table_bytes;
+    }
+}
+
+fmlai_mqa_scratch *fmlai_mqa_scratch_of(const fmlai_mqa_plan *plan, int32_t worker)
+{
+    uint8_t *base = plan->workspace + (size_t)worker * plan->scratch_bytes;
+    fmlai_mqa_scratch *scratch = (fmlai_mqa_scratch *)base;
+    if (!scratch->ready) {
+        lay_out_scratch(plan, base);
+        scratch->packed_block = -1;
+        scratch->ready = true;
+    }
+    return scratch;
+}
+
+fmlai_mqa_partial *fmlai_mqa_slot(const fmlai_mqa_plan *plan, int64_t slot)
+{
+    uint8_t *base = plan->workspace + plan->scratch_bytes * (size_t)plan->cpu->threads;
+    return (fmlai_mqa_partial *)(base + (size_t)slot * plan->partial_bytes);
+}
+
+fmlai_mqa_total *fmlai_mqa_carry(const fmlai_mqa_plan *plan, int32_t which)
+{
+    uint8_t *base = (uint8_t *)fmlai_mqa_slot(plan, plan->slots);
+    return (fmlai_mqa_total *)(base + (size_t)which * plan->total_bytes);
+}
+
+void *fmlai_mqa_table(const fmlai_mqa_plan *plan)
+{
+    return fmlai_mqa_carry(plan, 2);
+}
+
+/* The request whose blocks hold number `index` along query tokens, and the block's first query token in it. */
+static void find_ragged(const fmlai_mqa_plan *plan, int64_t index, int64_t *request, int64_t *first)
+{
+    const int32_t *cu = plan->p->cu_seqlens_q;
+    int64_t low = 0, high = plan->p->batch;
+    while (high - low > 1) {
+        int64_t middle = low + (high - low) / 2;
+        if (cu[middle] / plan->block_tokens + middle <= index) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    *request = low;
+    *first = (index - cu[low] / plan->block_tokens - low) * plan->block_tokens;
+}
+
+void fmlai_mqa_block_at(const fmlai_mqa_plan *plan, int64_t index, fmlai_mqa_block *block)
+{
+    const fmlai_mqa *p = plan->p;
+    int64_t part = index % ((int64_t)p->h_kv * plan->head_blocks);
+    int64_t along = index / ((int64_t)p->h_kv * plan->head_blocks);
+    int32_t shared = p->h_q / p->h_kv;
+    int32_t head = (int32_t)(part % plan->head_blocks) * plan->block_heads; /* within the KV head */
+
+    memset(block, 0, sizeof *block);
+    block->index = index;
+    block->kv_head = (int32_t)(part / plan->head_blocks);
+    block->head = block->kv_head * shared + head;
+    block->heads = (int32_t)min64(plan->block_heads, shared - head);
+    if (plan->block_tokens == 1) {
+        block->token = along;
+        block->tokens = 1;
+        block->request = fmlai_mqa_request(p, along);
+        return;
+    }
+    int64_t first, queries, begin;
+    if (p->cu_seqlens_q) {
+        find_ragged(plan, along, &block->request, &first);
+        begin = p->cu_seqlens_q[block->request];
+        queries = p->cu_seqlens_q[block->request + 1] - begin;
+    } else {
+        int64_t per_request = ceil_div(p->s_q, plan->block_tokens);
+        block->request = along / per_request;
+        first = along % per_request * plan->block_tokens;
+        begin = block->request * p->s_q;
+        queries = p->s_q;
+    }
+    block->token = begin + first;
+    block->tokens = first < queries ? (int32_t)min64(plan->block_tokens, queries - first) : 0;
+}

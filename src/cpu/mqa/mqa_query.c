@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * mqa_query.c: the rows of a block as floats. Plain operations just widen q. Fused ones undo the storage order, take the
+ * RMS factor from the stored values (it goes into the logits, q itself is not scaled), rotate the last rope_dim dims in
+ * fp32 and round those to bf16, as docs/numerics.md defines.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "mqa.h"
+
+#define LOG2_E 1.4426950408889634074
+#define PERMUTED_RUN 16 /* dims of a head that lie together in permuted storage */
+
+static void widen(float *dst, const void *src, fmla_dtype dtype, int64_t offset, int32_t n)
+{
+    if (dtype != FMLA_BF16) {
+        for (int32_t i = 0; i < n; i++) {
+            dst[i] = fmlai_load_f32(src, dtype, offset + i);
+        }
+        return;
+    }
+    const uint16_t *bits = (const uint16_t *)src + offset;
+    for (int32_t i = 0; i < n; i++) {
+        uint32_t wide = (uint32_t)bits[i] << 16;
+        memcpy(dst + i, &wide, sizeof wide);
+    }
+}
+
+static void load_row(const fmlai_mqa *p, int64_t token, int32_t head, float *dst)
+{
+    if (!p->fused.enabled || !p->fused.q_permuted) {
+        widen(dst, p->q.data, p->q.dtype, fmlai_row_offset(&p->q, p, token, head), p->d_qk);
+        return;
+    }
+    int64_t base = fmlai_row_offset(&p->q, p, token, 0);
+    for (int32_t d = 0; d < p->d_qk; d += PERMUTED_RUN) {
+        int32_t n = p->d_qk - d < PERMUTED_RUN ? p->d_qk - d : PERMUTED_RUN;
+        widen(dst + d, p->q.data, p->q.dtype, base + fmlai_q_permuted(p->h_q, head, d), n);
+    }
+}
+
+static double rms_factor(const fmlai_mqa *p, const float *q)
+{
+    double sum = 0.0;
+    if (!p->fused.q_norm) {
+        return 1.0;
+    }
+    for (int32_t d = 0; d < p->d_qk; d++) {
+        sum += (double)q[d] * q[d];
+    }
+    return 1.0 / sqrt(sum / p->d_qk + (double)p->fused.eps);
+}
+
+static float through_bf16(float x)
+{
+    return fmlai_f32_from_bf16(fmlai_bf16_from_f32(x));
+}
+
+static void rotate(const fmlai_mqa *p, int64_t token, float *q)
+{
+    const fmlai_fused *f = &p->fused;
+    int32_t half = f->rope_dim / 2;
+    const float *angles = f->cos_sin + f->positions[token * f->position_stride] * f->cos_sin_stride;
+    float *x = q + p->d_qk - f->rope_dim;
+    for (int32_t i = 0; i < half; i++) {
+        float *first = x + (f->rope_neox ? i : 2 * i);
+        float *second = x + (f->rope_neox ? i + half : 2 * i + 1);
+        float c = angles[i], s = angles[half + i];
+        float x0 = *first, x1 = *second;
+        *first = through_bf16(fmaf(x0, c, -(x1 * s)));
+        *second = through_bf16(fmaf(x0, s, x1 * c));
+    }
+}
+
+void fmlai_mqa_load_query(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, fmlai_mqa_scratch *scratch)
+{
+    const fmlai_mqa *p = plan->p;
+    for (int32_t r = 0; r < block->tokens * block->heads; r++) {
+        int64_t token = block->token + r / block->heads;
+        float *q = scratch->query + (int64_t)r * p->d_qk;
+        double rho = 1.0;
+        load_row(p, token, block->head + r % block->heads, q);
+        if (p->fused.enabled) {
+            rho = rms_factor(p, q);
+            rotate(p, token, q);
+        }
+        scratch->scale2[r] = (float)((double)p->scale * rho * LOG2_E);
+    }
+}
