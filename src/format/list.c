@@ -72,8 +72,7 @@ int64_t fmlai_list_count(const fmlai_token_list *list, const fmlai_mqa *p, int64
     }
 }
 
-int64_t fmlai_list_slot(const fmlai_token_list *list, const fmlai_mqa *p, int64_t token, int32_t kv_head,
-                        int64_t i)
+int64_t fmlai_list_slot(const fmlai_token_list *list, const fmlai_mqa *p, int64_t token, int32_t kv_head, int64_t i)
 {
     int64_t page_size = list->pool.page_size;
     if (list->kind == FMLAI_LIST_PAGED) {

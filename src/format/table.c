@@ -6,23 +6,23 @@
  */
 #include "format.h"
 
-#define FMLAI_FORMAT(symbol, text, layout_, d_qk_, quant, rope, element_, group_, scale_, bytes, data_row,   \
-                     scale_row, scale_at, rope_at, extra)                                                    \
-    {.struct_size = sizeof(fmla_format_info),                                                                \
-     .format = FMLA_KV_##symbol,                                                                             \
-     .layout = FMLA_LAYOUT_##layout_,                                                                        \
-     .name = text,                                                                                           \
-     .d_qk = d_qk_,                                                                                          \
-     .quant_dims = quant,                                                                                    \
-     .rope_dims = rope,                                                                                      \
-     .element = FMLA_##element_,                                                                             \
-     .group = group_,                                                                                        \
-     .scale = FMLA_##scale_,                                                                                 \
-     .bytes_per_token = bytes,                                                                               \
-     .data_row_bytes = data_row,                                                                             \
-     .scale_row_bytes = scale_row,                                                                           \
-     .scale_offset = scale_at,                                                                               \
-     .rope_offset = rope_at,                                                                                 \
+#define FMLAI_FORMAT(symbol, text, layout_, d_qk_, quant, rope, element_, group_, scale_, bytes, data_row, scale_row,  \
+                     scale_at, rope_at, extra)                                                                         \
+    {.struct_size = sizeof(fmla_format_info),                                                                          \
+     .format = FMLA_KV_##symbol,                                                                                       \
+     .layout = FMLA_LAYOUT_##layout_,                                                                                  \
+     .name = text,                                                                                                     \
+     .d_qk = d_qk_,                                                                                                    \
+     .quant_dims = quant,                                                                                              \
+     .rope_dims = rope,                                                                                                \
+     .element = FMLA_##element_,                                                                                       \
+     .group = group_,                                                                                                  \
+     .scale = FMLA_##scale_,                                                                                           \
+     .bytes_per_token = bytes,                                                                                         \
+     .data_row_bytes = data_row,                                                                                       \
+     .scale_row_bytes = scale_row,                                                                                     \
+     .scale_offset = scale_at,                                                                                         \
+     .rope_offset = rope_at,                                                                                           \
      .extra_only = extra},
 
 static const fmla_format_info rows[] = {
@@ -120,8 +120,7 @@ static const char *fault_of_offsets(const fmla_format_info *f)
     span rope = {f->rope_dims > 0 ? f->rope_offset : 0, (int64_t)2 * f->rope_dims};
     span scales = {f->group > 0 ? f->scale_offset : 0,
                    f->group > 0 ? (int64_t)fmlai_scale_bytes(f) * (f->quant_dims / f->group) : 0};
-    if (f->layout == FMLA_LAYOUT_RECORD &&
-        (f->data_row_bytes != f->bytes_per_token || f->scale_row_bytes != 0)) {
+    if (f->layout == FMLA_LAYOUT_RECORD && (f->data_row_bytes != f->bytes_per_token || f->scale_row_bytes != 0)) {
         return "a RECORD has data_row_bytes = bytes_per_token and scale_row_bytes = 0";
     }
     if (f->scale_row_bytes < 0 || (int64_t)f->data_row_bytes + f->scale_row_bytes != f->bytes_per_token) {

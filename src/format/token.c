@@ -53,8 +53,7 @@ static void read_codes(const fmlai_pool *pool, int64_t slot, int32_t begin, int3
     }
 }
 
-void fmlai_token_read_dims(const fmlai_pool *pool, int64_t slot, int32_t head, int32_t begin, int32_t end,
-                           float *dst)
+void fmlai_token_read_dims(const fmlai_pool *pool, int64_t slot, int32_t head, int32_t begin, int32_t end, float *dst)
 {
     const fmla_format_info *f = &pool->format;
     const uint8_t *row = fmlai_pool_row(pool, slot);

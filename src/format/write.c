@@ -97,8 +97,7 @@ static float scale_v32_2025(float amax, float top, fmla_dtype src_dtype)
     return u == 0.0f ? 1.0f : u;
 }
 
-static float group_scale(const fmla_format_info *f, float amax, fmla_dtype src_dtype,
-                         fmla_quantizer quantizer)
+static float group_scale(const fmla_format_info *f, float amax, fmla_dtype src_dtype, fmla_quantizer quantizer)
 {
     float top = f->element == FMLA_F4_E2M1 ? 6.0f : 448.0f;
     if (f->scale == FMLA_DTYPE_NONE) {
@@ -125,8 +124,8 @@ static void store_scale(uint8_t *scales, const fmla_format_info *f, int32_t g, f
 }
 
 /* The row was zeroed before, so that a half byte can be or-ed in. */
-static void store_codes(uint8_t *row, const fmla_format_info *f, const source *from, int32_t begin,
-                        int32_t end, float scale)
+static void store_codes(uint8_t *row, const fmla_format_info *f, const source *from, int32_t begin, int32_t end,
+                        float scale)
 {
     float piece[PIECE];
     for (int32_t at = begin; at < end; at += PIECE) {
@@ -164,8 +163,8 @@ static uint8_t *writable(const uint8_t *p)
     return (uint8_t *)(uintptr_t)p;
 }
 
-static void write_token(const fmlai_pool *pool, int64_t slot, int32_t head, const source *from,
-                        fmla_dtype src_dtype, fmla_quantizer quantizer)
+static void write_token(const fmlai_pool *pool, int64_t slot, int32_t head, const source *from, fmla_dtype src_dtype,
+                        fmla_quantizer quantizer)
 {
     const fmla_format_info *f = &pool->format;
     uint8_t *row = writable(fmlai_pool_row(pool, slot));
@@ -188,8 +187,8 @@ static void write_token(const fmlai_pool *pool, int64_t slot, int32_t head, cons
     store_plain(row + f->rope_offset, FMLA_BF16, from, f->quant_dims, f->d_qk);
 }
 
-void fmlai_token_write(const fmlai_pool *pool, int64_t slot, int32_t head, const float *src,
-                       fmla_dtype src_dtype, fmla_quantizer quantizer)
+void fmlai_token_write(const fmlai_pool *pool, int64_t slot, int32_t head, const float *src, fmla_dtype src_dtype,
+                       fmla_quantizer quantizer)
 {
     source from = {.values = src, .divisor = pool->outer_scale};
     write_token(pool, slot, head, &from, src_dtype, quantizer);
@@ -199,13 +198,11 @@ void fmlai_token_write(const fmlai_pool *pool, int64_t slot, int32_t head, const
 static bool same_codes(const fmlai_pool *a, const fmlai_pool *b)
 {
     const fmla_format_info *f = &a->format, *g = &b->format;
-    return f->element == g->element && f->d_qk == g->d_qk && f->quant_dims == g->quant_dims &&
-           f->group == g->group && f->scale == g->scale &&
-           (f->layout == FMLA_LAYOUT_PLAIN || a->outer_scale == b->outer_scale);
+    return f->element == g->element && f->d_qk == g->d_qk && f->quant_dims == g->quant_dims && f->group == g->group &&
+           f->scale == g->scale && (f->layout == FMLA_LAYOUT_PLAIN || a->outer_scale == b->outer_scale);
 }
 
-static void copy_codes(const fmlai_pool *dst, int64_t dst_slot, const fmlai_pool *src, int64_t src_slot,
-                       int32_t head)
+static void copy_codes(const fmlai_pool *dst, int64_t dst_slot, const fmlai_pool *src, int64_t src_slot, int32_t head)
 {
     const fmla_format_info *f = &dst->format, *g = &src->format;
     uint8_t *to = writable(fmlai_pool_row(dst, dst_slot));
@@ -222,13 +219,11 @@ static void copy_codes(const fmlai_pool *dst, int64_t dst_slot, const fmlai_pool
     memcpy(to, from, (size_t)(f->element == FMLA_F4_E2M1 ? f->quant_dims / 2 : f->quant_dims));
     memcpy(to + f->rope_offset, from + g->rope_offset, (size_t)f->rope_dims * 2);
     if (f->group > 0) {
-        memcpy(scales, fmlai_pool_scales(src, src_slot),
-               (size_t)(f->quant_dims / f->group * fmlai_scale_bytes(f)));
+        memcpy(scales, fmlai_pool_scales(src, src_slot), (size_t)(f->quant_dims / f->group * fmlai_scale_bytes(f)));
     }
 }
 
-void fmlai_token_convert(const fmlai_pool *dst, int64_t dst_slot, const fmlai_pool *src, int64_t src_slot,
-                         int32_t head)
+void fmlai_token_convert(const fmlai_pool *dst, int64_t dst_slot, const fmlai_pool *src, int64_t src_slot, int32_t head)
 {
     if (same_codes(dst, src)) {
         copy_codes(dst, dst_slot, src, src_slot, head);

@@ -53,8 +53,7 @@ static fmla_dtype dtype_by_name(const char *name)
     static const struct {
         const char *name;
         fmla_dtype dtype;
-    } names[] = {
-        {"BF16", FMLA_BF16}, {"F16", FMLA_F16}, {"F32", FMLA_F32}, {"I32", FMLA_I32}, {"U8", FMLA_U8}};
+    } names[] = {{"BF16", FMLA_BF16}, {"F16", FMLA_F16}, {"F32", FMLA_F32}, {"I32", FMLA_I32}, {"U8", FMLA_U8}};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         if (strcmp(name, names[i].name) == 0) {
             return names[i].dtype;

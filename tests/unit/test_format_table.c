@@ -34,11 +34,10 @@ static void rows_are_the_published_formats(void **state)
         fmla_kv_format format;
         const char *name;
         int32_t d_qk, bytes, extra_only;
-    } want[] = {
-        {FMLA_KV_BF16, "bf16", 0, 0, 0},           {FMLA_KV_F16, "f16", 0, 0, 0},
-        {FMLA_KV_V32, "v32", 576, 656, 0},         {FMLA_KV_V4, "v4", 512, 584, 0},
-        {FMLA_KV_V41, "v41", 512, 528, 0},         {FMLA_KV_V41_PAGE, "v41-page", 512, 528, 0},
-        {FMLA_KV_V41_FP4, "v41-fp4", 512, 288, 1}, {FMLA_KV_V41_FP4_PAGE, "v41-fp4-page", 512, 288, 1}};
+    } want[] = {{FMLA_KV_BF16, "bf16", 0, 0, 0},           {FMLA_KV_F16, "f16", 0, 0, 0},
+                {FMLA_KV_V32, "v32", 576, 656, 0},         {FMLA_KV_V4, "v4", 512, 584, 0},
+                {FMLA_KV_V41, "v41", 512, 528, 0},         {FMLA_KV_V41_PAGE, "v41-page", 512, 528, 0},
+                {FMLA_KV_V41_FP4, "v41-fp4", 512, 288, 1}, {FMLA_KV_V41_FP4_PAGE, "v41-fp4-page", 512, 288, 1}};
     assert_int_equal(sizeof want / sizeof want[0], FMLA_KV_COUNT - 1);
     for (size_t i = 0; i < sizeof want / sizeof want[0]; i++) {
         const fmla_format_info *row = fmlai_format_row(want[i].format);
@@ -91,11 +90,11 @@ static void assert_fault(fmla_format_info info, const char *word)
 }
 
 /* One field changed at a time: the sentence names it. */
-#define FAULT(field, value, word)                                                                            \
-    do {                                                                                                     \
-        fmla_format_info info = made_up;                                                                     \
-        info.field = value;                                                                                  \
-        assert_fault(info, word);                                                                            \
+#define FAULT(field, value, word)                                                                                      \
+    do {                                                                                                               \
+        fmla_format_info info = made_up;                                                                               \
+        info.field = value;                                                                                            \
+        assert_fault(info, word);                                                                                      \
     } while (0)
 
 static void c101_faults_of_a_description_are_named(void **state)

@@ -37,8 +37,7 @@ static fmlai_token_list paged(const int32_t *seqlens, int64_t num_pages, int64_t
 
 static fmlai_token_list indexed(const int32_t *indices, int64_t topk, int64_t num_pages, int64_t page_size)
 {
-    fmlai_token_list list = {
-        .kind = FMLAI_LIST_INDEXED, .indices = indices, .topk = topk, .index_outer = topk};
+    fmlai_token_list list = {.kind = FMLAI_LIST_INDEXED, .indices = indices, .topk = topk, .index_outer = topk};
     list.index_inner = topk;
     list.pool.num_pages = num_pages;
     list.pool.page_size = page_size;
@@ -287,8 +286,7 @@ static void promise_4_table_entries_past_the_length_are_not_read(void **state)
 static void promise_6_any_page_size(void **state)
 {
     (void)state;
-    static const int32_t table[] = {3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9,
-                                    7, 9, 3, 2, 3, 8, 4, 6, 2, 6, 4, 3};
+    static const int32_t table[] = {3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6, 4, 3};
     static const int64_t page_sizes[] = {1, 2, 5, 31, 53, 64, 69, 480, 576};
     fmlai_mqa p = problem(1, 1);
     for (size_t k = 0; k < sizeof page_sizes / sizeof page_sizes[0]; k++) {

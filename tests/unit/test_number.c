@@ -61,8 +61,7 @@ static void golden_casts(void **state)
         float x = fmlai_f32_from_e8m0((uint8_t)code);
         assert_true(same_f32(x, fmlai_load_f32(wide.data, FMLA_F32, code)));
         assert_true(same_f32(x, fmlai_load_f32(bf16.data, FMLA_BF16, code)));
-        assert_true(
-            same_f32(fmlai_f32_from_e4m3((uint8_t)code), fmlai_load_f32(of_e4m3.data, FMLA_BF16, code)));
+        assert_true(same_f32(fmlai_f32_from_e4m3((uint8_t)code), fmlai_load_f32(of_e4m3.data, FMLA_BF16, code)));
     }
     golden_close(g);
 }
@@ -120,8 +119,7 @@ static void rounding_is_to_nearest_even_in_every_binade(void **state)
                 double a = e < f->min_exponent ? i * quantum : ldexp(1.0, e) + i * quantum;
                 double tie = a + quantum / 2;
                 double below = cases[c].from_f32 ? nextafterf((float)tie, 0.0f) : nextafter(tie, 0.0);
-                double above =
-                    cases[c].from_f32 ? nextafterf((float)tie, INFINITY) : nextafter(tie, INFINITY);
+                double above = cases[c].from_f32 ? nextafterf((float)tie, INFINITY) : nextafter(tie, INFINITY);
                 const double points[] = {a, below, tie, above, -a, -below, -tie, -above};
                 for (int k = 0; k < 8; k++) {
                     double want = reference_round(f, points[k]);
