@@ -174,23 +174,49 @@ static cJSON *parse_header(const st_file *file, const char *path, uint64_t *data
     return tree;
 }
 
+static int compare_texts(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+/* A key that occurs twice among count pairs, or NULL. */
+static const char *find_twice(char **pairs, size_t count)
+{
+    const char *twice = NULL;
+    const char **keys = malloc((count + 1) * sizeof *keys);
+
+    for (size_t i = 0; i < count && keys != NULL; i++) {
+        keys[i] = pairs[2 * i];
+    }
+    if (keys != NULL) {
+        qsort(keys, count, sizeof *keys, compare_texts);
+    }
+    for (size_t i = 1; i < count && keys != NULL && twice == NULL; i++) {
+        twice = strcmp(keys[i - 1], keys[i]) == 0 ? keys[i] : NULL;
+    }
+    free(keys);
+    return twice;
+}
+
 static int read_meta(st_file *file, const cJSON *meta, const char *path, char *error, size_t error_size)
 {
     if (!cJSON_IsObject(meta)) {
         return st_fail(error, error_size, "%s: __metadata__ is not an object", path);
     }
-    for (const cJSON *item = meta->child; item != NULL; item = item->next) {
+    file->meta = calloc(2 * (size_t)cJSON_GetArraySize(meta) + 1, sizeof *file->meta);
+    for (const cJSON *item = meta->child; item != NULL && file->meta != NULL; item = item->next) {
         if (!cJSON_IsString(item)) {
-            return st_fail(error, error_size, "%s: __metadata__: '%s' is not a string", path, item->string);
+            return st_fail(error, error_size, "%s: __metadata__: '%.128s' is not a string", path, item->string);
         }
-        if (st_meta(file, item->string) != NULL) {
-            return st_fail(error, error_size, "%s: __metadata__: '%s' occurs twice", path, item->string);
-        }
-        if (st_add_meta(file, item->string, item->valuestring, error, error_size) != 0) {
-            return -1;
+        char **pair = &file->meta[2 * file->meta_count++];
+        pair[0] = strdup(item->string);
+        pair[1] = strdup(item->valuestring);
+        if (pair[0] == NULL || pair[1] == NULL) {
+            return st_fail(error, error_size, "%s: not enough memory", path);
         }
     }
-    return 0;
+    const char *twice = find_twice(file->meta, file->meta_count);
+    return twice == NULL ? 0 : st_fail(error, error_size, "%s: __metadata__: '%.128s' occurs twice", path, twice);
 }
 
 /* Shape: elements counted without overflow; the product is bounded by what a file can hold. */

@@ -38,10 +38,7 @@ const char *st_meta(const st_file *file, const char *key);
 /* For writing: start from a zeroed st_file. Names and metadata are copied, tensor data is not. */
 int st_add(st_file *file, const char *name, fmla_tensor tensor, char *error, size_t error_size);
 int st_add_meta(st_file *file, const char *key, const char *value, char *error, size_t error_size);
-/*
- * Writes all or nothing: after a failure the target is as it was and no temporary file is left. A target that
- * exists and is not a regular file (a device, a pipe) is refused; a symbolic link is followed.
- */
+/* Writes all or nothing: see output_file.h. */
 int st_write(const st_file *file, const char *path, char *error, size_t error_size);
 
 #endif

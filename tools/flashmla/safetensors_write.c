@@ -1,21 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * safetensors_write.c: writing. All or nothing: the bytes go to a new file beside the target, reach the disk,
- * and only then take the target's name. Tensors are laid out by falling element size behind a padded header,
- * so that each is aligned for its type.
+ * safetensors_write.c: writing. Tensors are laid out by falling element size behind a padded header, so that each is
+ * aligned for its type.
  */
+#include "output_file.h"
 #include "safetensors.h"
 #include "safetensors_text.h"
 
 #include <cJSON.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <limits.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 static const char *dtype_text(int32_t dtype)
 {
@@ -165,106 +159,10 @@ static char *make_header(const st_file *file, const size_t *order, size_t *size)
     return header;
 }
 
-static int write_all(int fd, const void *data, size_t size)
-{
-    const char *at = data;
-
-    while (size > 0) {
-        ssize_t n = write(fd, at, size < ((size_t)1 << 30) ? size : (size_t)1 << 30);
-        if (n < 0 && errno == EINTR) {
-            continue;
-        }
-        if (n <= 0) {
-            return -1;
-        }
-        at += n;
-        size -= (size_t)n;
-    }
-    return 0;
-}
-
-static int write_contents(int fd, const st_file *file, const size_t *order, const char *header,
-                          size_t header_size)
-{
-    if (write_all(fd, header, header_size) != 0) {
-        return -1;
-    }
-    for (size_t i = 0; i < file->count; i++) {
-        const fmla_tensor *tensor = &file->entries[order[i]].tensor;
-        if (write_all(fd, tensor->data, tensor_bytes(tensor)) != 0) {
-            return -1;
-        }
-    }
-    return fsync(fd);
-}
-
-/* The directory entry reaches the disk too. Some file systems refuse; the file itself is safe by then. */
-static void sync_directory(const char *path)
-{
-    char directory[PATH_MAX];
-    const char *slash = strrchr(path, '/');
-
-    snprintf(directory, sizeof directory, "%.*s", slash == NULL ? 1 : (int)(slash - path + 1),
-             slash == NULL ? "." : path);
-    int fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd >= 0) {
-        fsync(fd);
-        close(fd);
-    }
-}
-
-/* A file that did not exist before, beside the target. */
-static int open_temporary(const char *target, char *name, size_t name_size)
-{
-    for (int attempt = 0; attempt < 100; attempt++) {
-        int length = snprintf(name, name_size, "%s.%ld-%d.tmp", target, (long)getpid(), attempt);
-        if (length < 0 || (size_t)length >= name_size) {
-            errno = ENAMETOOLONG;
-            return -1;
-        }
-        int fd = open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-        if (fd >= 0 || errno != EEXIST) {
-            return fd;
-        }
-    }
-    return -1;
-}
-
-static int write_file(const st_file *file, const size_t *order, const char *header, size_t header_size,
-                      const char *target, char *error, size_t error_size)
-{
-    char temporary[PATH_MAX + 64];
-    struct stat status;
-
-    if (stat(target, &status) == 0 && !S_ISREG(status.st_mode)) {
-        return st_fail(error, error_size, "%s: exists and is not a regular file", target);
-    }
-    int fd = open_temporary(target, temporary, sizeof temporary);
-    if (fd < 0) {
-        return st_fail(error, error_size, "%s: cannot create: %s", target, strerror(errno));
-    }
-    int result = write_contents(fd, file, order, header, header_size);
-    int cause = errno;
-    if (close(fd) != 0 && result == 0) {
-        result = -1;
-        cause = errno;
-    }
-    if (result == 0 && rename(temporary, target) != 0) {
-        result = -1;
-        cause = errno;
-    }
-    if (result != 0) {
-        unlink(temporary);
-        return st_fail(error, error_size, "%s: cannot write: %s", target, strerror(cause));
-    }
-    sync_directory(target);
-    return 0;
-}
-
 int st_write(const st_file *file, const char *path, char *error, size_t error_size)
 {
+    output_file out;
     size_t header_size = 0;
-    char *resolved = realpath(path, NULL); /* NULL: new */
     size_t *order = data_order(file);
     char *header = order == NULL ? NULL : make_header(file, order, &header_size);
     int result;
@@ -275,11 +173,19 @@ int st_write(const st_file *file, const char *path, char *error, size_t error_si
         result = st_fail(error, error_size, "%s: too many tensors: the header would be %zu bytes", path,
                          header_size);
     } else {
-        result = write_file(file, order, header, header_size, resolved == NULL ? path : resolved, error,
-                            error_size);
+        result = output_begin(&out, path, error, error_size);
+        if (result == 0) {
+            result = output_put(&out, header, header_size, error, error_size);
+        }
+        for (size_t i = 0; i < file->count && result == 0; i++) {
+            const fmla_tensor *tensor = &file->entries[order[i]].tensor;
+            result = output_put(&out, tensor->data, tensor_bytes(tensor), error, error_size);
+        }
+        if (result == 0) {
+            result = output_commit(&out, error, error_size);
+        }
     }
     free(header);
     free(order);
-    free(resolved);
     return result;
 }
