@@ -83,9 +83,14 @@ static inline float float_of(uint32_t bits)
     return x;
 }
 
+static inline uint32_t mask_of(bool set)
+{
+    return 0u - (uint32_t)set;
+}
+
 /*
- * 2^x, about 2^-22 relative, 0 below 2^-126. x is clamped through its bits, because comparisons of floats may trap and
- * would keep the compiler from vectorising the callers. n is x rounded to an integer by adding 1.5 * 2^23, whose low bits
+ * 2^x, about 2^-22 relative, 0 below 2^-126. Clamps are done on bits, without branches: comparisons of floats may trap,
+ * which would keep the compiler from vectorising the callers. n is x rounded to an integer by adding 1.5 * 2^23, whose low bits
  * then are n; the series in f = x - n, |f| <= 1/2, is that of e^(f ln 2).
  */
 static inline float exp2_near(float x)
@@ -93,9 +98,9 @@ static inline float exp2_near(float x)
     const uint32_t least = 0xC2FC0000u, most = 0x43000000u; /* -126, 128 */
     const float magic = 12582912.0f;
     uint32_t bits = bits_of(x);
-    bool low = bits > least && bits <= 0xFF800000u;
-    bool high = bits > most && bits <= 0x7F800000u;
-    float c = float_of(low ? least : high ? most : bits);
+    uint32_t low = mask_of((bits > least) & (bits <= 0xFF800000u));
+    uint32_t high = mask_of((bits > most) & (bits <= 0x7F800000u));
+    float c = float_of((least & low) | (most & high) | (bits & ~low & ~high));
     float shifted = c + magic;
     float f = c - (shifted - magic);
     float y = 1.5252734e-5f;
@@ -107,7 +112,7 @@ static inline float exp2_near(float x)
     y = y * f + 6.9314718e-1f;
     y = y * f + 1.0f;
     y = y * float_of((bits_of(shifted) << 23) + 0x3F800000u);
-    return low ? 0.0f : y;
+    return float_of(bits_of(y) & ~low);
 }
 
 /* One token's lanes: s to P, ds (holding dO.v) to dS; exactly 0 in rows that do not see token t. */
@@ -117,8 +122,9 @@ static void weigh_token(float *restrict s, float *restrict ds, const float *rest
     for (int32_t r = 0; r < lanes; r++) {
         float weight = exp2_near(s[r] * scale2 - lse2[r]);
         float gradient = weight * (ds[r] - delta[r]);
-        s[r] = t < visible[r] ? weight : 0.0f;
-        ds[r] = t < visible[r] ? gradient : 0.0f;
+        uint32_t seen = mask_of(t < visible[r]);
+        s[r] = float_of(bits_of(weight) & seen);
+        ds[r] = float_of(bits_of(gradient) & seen);
     }
 }
 

@@ -1,0 +1,298 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * quant_avx2.c: tokens to float tiles with AVX2 and F16C, and the e4m3 quantiser. bf16 tiles are no use to a tier without
+ * a bf16 dot product and stay with the scalar tier.
+ *
+ * e4m3 goes through fp16: its exponent and fraction moved to fp16's places make the value times 2^-8, subnormals
+ * included, and the conversion to float ignores denormals-are-zero. NaN codes get fp16's NaN exponent. The product with
+ * the scale is one float product, rounded to bf16 only where it can have more than bf16's bits.
+ */
+#include <immintrin.h>
+#include <math.h>
+
+#include "../quant/walk.h"
+#include "../rows.h"
+
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+
+/* ---- codes ------------------------------------------------------------------------------------------------------- */
+
+/* Nearest bf16, ties to even, as float; NaN stays NaN. */
+ALWAYS_INLINE __m256 round_to_bf16(__m256 x)
+{
+    const __m256i upper = _mm256_set1_epi32((int)0xFFFF0000u);
+    __m256i bits = _mm256_castps_si256(x);
+    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7FFF)), odd);
+    __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    __m256 nan = _mm256_cmp_ps(x, x, _CMP_UNORD_Q);
+    return _mm256_blendv_ps(_mm256_castsi256_ps(_mm256_and_si256(rounded, upper)),
+                            _mm256_castsi256_ps(_mm256_and_si256(quiet, upper)), nan);
+}
+
+/* n codes (a multiple of 16) of one group. */
+ALWAYS_INLINE void e4m3_group(float *dst, const uint8_t *codes, int32_t n, float scale, bool round)
+{
+    const __m256i no_bit14 = _mm256_set1_epi16((short)0xBFFF), magnitude = _mm256_set1_epi16(0x7FFF);
+    const __m256i nan_code = _mm256_set1_epi16(0x3F80), nan_bits = _mm256_set1_epi16(0x7E00);
+    const __m256 unit = _mm256_set1_ps(256.0f), factor = _mm256_set1_ps(scale);
+    for (int32_t j = 0; j < n; j += 16) {
+        __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(codes + j)));
+        __m256i half = _mm256_and_si256(_mm256_slli_epi16(wide, 7), no_bit14);
+        __m256i nan = _mm256_cmpeq_epi16(_mm256_and_si256(half, magnitude), nan_code);
+        half = _mm256_or_si256(half, _mm256_and_si256(nan, nan_bits));
+        __m256 low = _mm256_cvtph_ps(_mm256_castsi256_si128(half));
+        __m256 high = _mm256_cvtph_ps(_mm256_extracti128_si256(half, 1));
+        low = _mm256_mul_ps(_mm256_mul_ps(low, unit), factor);
+        high = _mm256_mul_ps(_mm256_mul_ps(high, unit), factor);
+        _mm256_storeu_ps(dst + j, round ? round_to_bf16(low) : low);
+        _mm256_storeu_ps(dst + j + 8, round ? round_to_bf16(high) : high);
+    }
+}
+
+/* 16 codes of one group: the eight magnitudes times the scale are a table; every product fits bf16. */
+ALWAYS_INLINE void e2m1_group(float *dst, const uint8_t *codes, float scale)
+{
+    const __m256 magnitudes = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
+    const __m128i low4 = _mm_set1_epi8(15);
+    const __m256i sign = _mm256_set1_epi32((int)0x80000000u);
+    __m256 table = _mm256_mul_ps(magnitudes, _mm256_set1_ps(scale));
+    __m128i bytes = _mm_loadl_epi64((const __m128i *)codes);
+    __m128i both = _mm_unpacklo_epi8(_mm_and_si128(bytes, low4), _mm_and_si128(_mm_srli_epi16(bytes, 4), low4));
+    for (int32_t half = 0; half < 2; half++) {
+        __m256i code = _mm256_cvtepu8_epi32(both);
+        __m256i negative = _mm256_and_si256(_mm256_slli_epi32(code, 28), sign);
+        __m256 value = _mm256_permutevar8x32_ps(table, code);
+        _mm256_storeu_ps(dst + 8 * half, _mm256_xor_ps(value, _mm256_castsi256_ps(negative)));
+        both = _mm_unpackhi_epi64(both, both);
+    }
+}
+
+static void bf16_row(float *dst, const uint8_t *src, int32_t n)
+{
+    int32_t j = 0;
+    for (; j + 8 <= n; j += 8) {
+        __m128i half = _mm_loadu_si128((const __m128i *)(src + 2 * (int64_t)j));
+        __m256i bits = _mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16);
+        _mm256_storeu_ps(dst + j, _mm256_castsi256_ps(bits));
+    }
+    fmlai_row_load(dst + j, src, FMLA_BF16, j, n - j);
+}
+
+static void f16_row(float *dst, const uint8_t *src, int32_t n)
+{
+    int32_t j = 0;
+    for (; j + 8 <= n; j += 8) {
+        _mm256_storeu_ps(dst + j, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(src + 2 * (int64_t)j))));
+    }
+    if (j < n) {
+        uint16_t half[8] = {0};
+        float last[8];
+        memcpy(half, src + 2 * (int64_t)j, 2 * (size_t)(n - j));
+        _mm256_storeu_ps(last, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)half)));
+        memcpy(dst + j, last, (size_t)(n - j) * sizeof *last);
+    }
+}
+
+/* ---- formats ----------------------------------------------------------------------------------------------------- */
+
+/* The largest and smallest scales whose products with e4m3 codes all fit bf16: 2^119 and 2^-124. */
+ALWAYS_INLINE bool products_fit(int32_t biased_exponent)
+{
+    return biased_exponent >= 3 && biased_exponent <= 246;
+}
+
+ALWAYS_INLINE void e8m0_groups(float *dst, const uint8_t *codes, const uint8_t *scales, int32_t dims, int32_t group)
+{
+    for (int32_t g = 0; g < dims / group; g++) {
+        float scale = fmlai_f32_from_e8m0(scales[g]);
+        if (products_fit(scales[g])) {
+            e4m3_group(dst + g * group, codes + g * group, group, scale, false);
+        } else {
+            e4m3_group(dst + g * group, codes + g * group, group, scale, true);
+        }
+    }
+}
+
+static void expand_v32(const fmlai_pool *pool, const int64_t *slots, int32_t count, int32_t head, void *dst,
+                       int64_t dst_stride)
+{
+    (void)head;
+    for (int32_t i = 0; i < count; i++) {
+        fmlai_token_at at = fmlai_token_walk(pool, slots, count, i, 0, 656);
+        float *out = (float *)dst + i * dst_stride;
+        for (int32_t g = 0; g < 4; g++) {
+            uint32_t bits;
+            float scale;
+            memcpy(&bits, at.scales + 4 * g, sizeof bits);
+            memcpy(&scale, &bits, sizeof scale);
+            if ((bits & 0x7FFFFF) == 0 && products_fit((int32_t)(bits >> 23 & 255))) {
+                e4m3_group(out + 128 * g, at.row + 128 * g, 128, scale, false);
+            } else {
+                e4m3_group(out + 128 * g, at.row + 128 * g, 128, scale, true);
+            }
+        }
+        bf16_row(out + 512, at.row + 528, 64);
+    }
+}
+
+static void expand_v4(const fmlai_pool *pool, const int64_t *slots, int32_t count, int32_t head, void *dst,
+                      int64_t dst_stride)
+{
+    (void)head;
+    for (int32_t i = 0; i < count; i++) {
+        fmlai_token_at at = fmlai_token_walk(pool, slots, count, i, 0, 576);
+        float *out = (float *)dst + i * dst_stride;
+        e8m0_groups(out, at.row, at.scales, 448, 64);
+        bf16_row(out + 448, at.row + 448, 64);
+    }
+}
+
+static void expand_v41(const fmlai_pool *pool, const int64_t *slots, int32_t count, int32_t head, void *dst,
+                       int64_t dst_stride)
+{
+    (void)head;
+    for (int32_t i = 0; i < count; i++) {
+        fmlai_token_at at = fmlai_token_walk(pool, slots, count, i, 0, 512);
+        e8m0_groups((float *)dst + i * dst_stride, at.row, at.scales, 512, 32);
+    }
+}
+
+static void expand_v41_fp4(const fmlai_pool *pool, const int64_t *slots, int32_t count, int32_t head, void *dst,
+                           int64_t dst_stride)
+{
+    (void)head;
+    for (int32_t i = 0; i < count; i++) {
+        fmlai_token_at at = fmlai_token_walk(pool, slots, count, i, 0, 256);
+        float *out = (float *)dst + i * dst_stride;
+        float scales[32];
+        e4m3_group(scales, at.scales, 32, 1.0f, false);
+        for (int32_t g = 0; g < 32; g++) {
+            e2m1_group(out + 16 * g, at.row + 8 * g, scales[g]);
+        }
+    }
+}
+
+static void expand_plain_bf16(const fmlai_pool *pool, const int64_t *slots, int32_t count, int32_t head, void *dst,
+                              int64_t dst_stride)
+{
+    int32_t d_qk = pool->format.d_qk;
+    for (int32_t i = 0; i < count; i++) {
+        fmlai_token_at at = fmlai_token_walk(pool, slots, count, i, head * pool->head_stride, 2 * d_qk);
+        bf16_row((float *)dst + i * dst_stride, at.row + head * pool->head_stride, d_qk);
+    }
+}
+
+static void expand_plain_f16(const fmlai_pool *pool, const int64_t *slots, int32_t count, int32_t head, void *dst,
+                             int64_t dst_stride)
+{
+    int32_t d_qk = pool->format.d_qk;
+    for (int32_t i = 0; i < count; i++) {
+        fmlai_token_at at = fmlai_token_walk(pool, slots, count, i, head * pool->head_stride, 2 * d_qk);
+        f16_row((float *)dst + i * dst_stride, at.row + head * pool->head_stride, d_qk);
+    }
+}
+
+/* ---- quantising -------------------------------------------------------------------------------------------------- */
+
+/* Largest magnitude of n values (a multiple of 8); NaN or infinity if one of them is either. */
+static float amax_of(const float *x, int32_t n)
+{
+    const __m256i magnitude = _mm256_set1_epi32(0x7FFFFFFF);
+    __m256i most = _mm256_setzero_si256();
+    uint32_t lanes[8], largest = 0;
+    float amax;
+    for (int32_t j = 0; j < n; j += 8) {
+        /* Bits of magnitudes order like the magnitudes, NaN above all. */
+        __m256i bits = _mm256_castps_si256(_mm256_loadu_ps(x + j));
+        most = _mm256_max_epu32(most, _mm256_and_si256(bits, magnitude));
+    }
+    _mm256_storeu_si256((__m256i *)lanes, most);
+    for (int32_t l = 0; l < 8; l++) {
+        largest = lanes[l] > largest ? lanes[l] : largest;
+    }
+    memcpy(&amax, &largest, sizeof amax);
+    return amax;
+}
+
+/* Eight values of magnitude below 464 to e4m3 codes in 32-bit lanes. */
+ALWAYS_INLINE __m256i e4m3_codes(__m256 y)
+{
+    const __m256 shift = _mm256_set1_ps(16384.0f); /* its last bit is worth 2^-9, e4m3's smallest step */
+    __m256i bits = _mm256_castps_si256(y);
+    __m256i magnitude = _mm256_and_si256(bits, _mm256_set1_epi32(0x7FFFFFFF));
+    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(magnitude, 20), _mm256_set1_epi32(1));
+    __m256i normal = _mm256_add_epi32(_mm256_add_epi32(magnitude, _mm256_set1_epi32(0x7FFFF)), odd);
+    normal = _mm256_sub_epi32(_mm256_srli_epi32(normal, 20), _mm256_set1_epi32(120 << 3));
+    __m256i small = _mm256_castps_si256(_mm256_add_ps(_mm256_castsi256_ps(magnitude), shift));
+    small = _mm256_sub_epi32(small, _mm256_castps_si256(shift));
+    __m256i is_small = _mm256_cmpgt_epi32(_mm256_set1_epi32(121 << 23), magnitude); /* below 2^-6 */
+    __m256i sign = _mm256_and_si256(_mm256_srli_epi32(bits, 24), _mm256_set1_epi32(0x80));
+    return _mm256_or_si256(_mm256_blendv_epi8(normal, small, is_small), sign);
+}
+
+/* n codes (a multiple of 32) of x * factor. */
+static void e4m3_encode(uint8_t *codes, const float *x, int32_t n, float factor)
+{
+    const __m256 f = _mm256_set1_ps(factor);
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    for (int32_t j = 0; j < n; j += 32) {
+        __m256i a = e4m3_codes(_mm256_mul_ps(_mm256_loadu_ps(x + j), f));
+        __m256i b = e4m3_codes(_mm256_mul_ps(_mm256_loadu_ps(x + j + 8), f));
+        __m256i c = e4m3_codes(_mm256_mul_ps(_mm256_loadu_ps(x + j + 16), f));
+        __m256i d = e4m3_codes(_mm256_mul_ps(_mm256_loadu_ps(x + j + 24), f));
+        __m256i bytes = _mm256_packus_epi16(_mm256_packus_epi32(a, b), _mm256_packus_epi32(c, d));
+        _mm256_storeu_si256((__m256i *)(codes + j), _mm256_permutevar8x32_epi32(bytes, order));
+    }
+}
+
+/*
+ * Quantiser A for the built-in e4m3 formats: the scale is 2^e, so dividing by it is multiplying by 2^-e. Everything else
+ * (other formats and quantisers, outer scales, values that are not finite) is the scalar writer's.
+ */
+static void write_token(const fmlai_pool *pool, int64_t slot, int32_t head, const float *src, fmla_dtype src_dtype,
+                        fmla_quantizer quantizer)
+{
+    const fmla_format_info *f = &pool->format;
+    bool ours = f->format > FMLA_KV_F16 && f->format < FMLA_KV_COUNT && f->element == FMLA_F8_E4M3 &&
+                quantizer == FMLA_QUANTIZER_DEFAULT && pool->outer_scale == 1.0f;
+    int32_t exponent[16];
+
+    for (int32_t g = 0; ours && g < f->quant_dims / f->group; g++) {
+        float u = amax_of(src + g * f->group, f->group) / 448.0f;
+        ours = isfinite(u);
+        exponent[g] = ours ? fmlai_ceil_log2_f32(u < 1e-4f ? 1e-4f : u) : 0;
+    }
+    if (!ours) {
+        fmlai_token_write(pool, slot, head, src, src_dtype, quantizer);
+        return;
+    }
+    fmlai_token_at at = fmlai_token_locate(pool, slot);
+    uint8_t *row = (uint8_t *)(uintptr_t)at.row, *scales = (uint8_t *)(uintptr_t)at.scales;
+    if (f->layout == FMLA_LAYOUT_PAGE) {
+        memset(scales, 0, (size_t)f->scale_row_bytes);
+    }
+    for (int32_t g = 0; g < f->quant_dims / f->group; g++) {
+        if (f->scale == FMLA_F32) {
+            float scale = ldexpf(1.0f, exponent[g]);
+            memcpy(scales + 4 * g, &scale, sizeof scale);
+        } else {
+            scales[g] = (uint8_t)(exponent[g] + 127);
+        }
+        e4m3_encode(row + g * f->group, src + g * f->group, f->group, ldexpf(1.0f, -exponent[g]));
+    }
+    fmlai_row_store(row + f->rope_offset, FMLA_BF16, 0, src + f->quant_dims, f->rope_dims);
+}
+
+void fmlai_quant_init_avx2(fmlai_quant_kernels *k)
+{
+    k->expand_f32[FMLA_KV_BF16] = expand_plain_bf16;
+    k->expand_f32[FMLA_KV_F16] = expand_plain_f16;
+    k->expand_f32[FMLA_KV_V32] = expand_v32;
+    k->expand_f32[FMLA_KV_V4] = expand_v4;
+    k->expand_f32[FMLA_KV_V41] = expand_v41;
+    k->expand_f32[FMLA_KV_V41_PAGE] = expand_v41;
+    k->expand_f32[FMLA_KV_V41_FP4] = expand_v41_fp4;
+    k->expand_f32[FMLA_KV_V41_FP4_PAGE] = expand_v41_fp4;
+    k->write = write_token;
+}

@@ -1,0 +1,254 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * quant_avx512bf16.c: tokens to bf16 tiles.
+ *
+ * e4m3 codes are looked up: two 128-byte tables (vpermi2b) give the low and the high byte of the bf16 value, NaN and
+ * subnormals included. A power-of-two scale is then an addition to the exponent field, left out for zero and NaN: exact
+ * while no product leaves bf16's normal range, that is for biased scale exponents 10..246. Other scales take float
+ * products and one rounding.
+ *
+ * e2m1 codes index a table of the 16 products code * scale, two groups a register; every product fits bf16.
+ *
+ * VDPBF16PS and the bf16 conversions take subnormal numbers for zero, so neither is used here.
+ */
+#include "../quant/walk.h"
+#include "simd_avx512bf16.h"
+
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+
+/* ---- e4m3 -------------------------------------------------------------------------------------------------------- */
+
+/* Bytes of the bf16 values of codes 0..63 and 64..127. */
+typedef struct e4m3_tables {
+    __m512i low[2], high[2];
+} e4m3_tables;
+
+/* bf16 values of codes first..first+31 in 16-bit lanes. Normal ones keep their bits, moved, and change bias; subnormals
+ * are m * 2^-9, from a list. */
+ALWAYS_INLINE __m512i e4m3_values(int32_t first)
+{
+    static const uint16_t subnormal[32] = {0, 0x3B00, 0x3B80, 0x3BC0, 0x3C00, 0x3C20, 0x3C40, 0x3C60};
+    static const uint16_t count[32] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
+                                       16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31};
+    __m512i code = _mm512_add_epi16(_mm512_loadu_si512(count), _mm512_set1_epi16((short)first));
+    __m512i value = _mm512_add_epi16(_mm512_slli_epi16(code, 4), _mm512_set1_epi16(120 << 7));
+    __mmask32 is_subnormal = _mm512_cmple_epu16_mask(code, _mm512_set1_epi16(7));
+    __mmask32 is_nan = _mm512_cmple_epu16_mask(_mm512_set1_epi16(127), code);
+    value = _mm512_mask_mov_epi16(value, is_subnormal, _mm512_loadu_si512(subnormal));
+    return _mm512_mask_mov_epi16(value, is_nan, _mm512_set1_epi16(0x7FC0));
+}
+
+ALWAYS_INLINE __m512i join(__m256i low, __m256i high)
+{
+    return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+}
+
+ALWAYS_INLINE e4m3_tables e4m3_make_tables(void)
+{
+    e4m3_tables t;
+    for (int32_t h = 0; h < 2; h++) {
+        __m512i a = e4m3_values(64 * h), b = e4m3_values(64 * h + 32);
+        t.low[h] = join(_mm512_cvtepi16_epi8(a), _mm512_cvtepi16_epi8(b));
+        t.high[h] = join(_mm512_cvtepi16_epi8(_mm512_srli_epi16(a, 8)), _mm512_cvtepi16_epi8(_mm512_srli_epi16(b, 8)));
+    }
+    return t;
+}
+
+/* Adds to the exponent fields of bf16 values that are neither zero nor NaN. */
+ALWAYS_INLINE __m512i add_exponent(__m512i value, __m512i addend)
+{
+    __m512i magnitude = _mm512_and_si512(value, _mm512_set1_epi16(0x7FFF));
+    __m512i before = _mm512_sub_epi16(magnitude, _mm512_set1_epi16(1));
+    __mmask32 ordinary = _mm512_cmple_epu16_mask(before, _mm512_set1_epi16(0x7F00));
+    return _mm512_mask_add_epi16(value, ordinary, value, addend);
+}
+
+/* 64 codes; the addends of the first and the second 32 of them. */
+ALWAYS_INLINE void e4m3_shifted(uint16_t *dst, const uint8_t *codes, const e4m3_tables *t, __m512i first,
+                                __m512i second)
+{
+    /* So that unpacking within 128-bit lanes leaves codes in order. */
+    const __m512i order = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0);
+    __m512i code = _mm512_permutexvar_epi64(order, _mm512_loadu_si512(codes));
+    __m512i low = _mm512_permutex2var_epi8(t->low[0], code, t->low[1]);
+    __m512i high = _mm512_permutex2var_epi8(t->high[0], code, t->high[1]);
+    high = _mm512_or_si512(high, _mm512_and_si512(code, _mm512_set1_epi8((char)0x80)));
+    _mm512_storeu_si512(dst, add_exponent(_mm512_unpacklo_epi8(low, high), first));
+    _mm512_storeu_si512(dst + 32, add_exponent(_mm512_unpackhi_epi8(low, high), second));
+}
+
+ALWAYS_INLINE bool is_shift(int32_t biased_exponent)
+{
+    return biased_exponent >= 10 && biased_exponent <= 246;
+}
+
+ALWAYS_INLINE __m512i shift_by(int32_t biased_exponent)
+{
+    return _mm512_set1_epi16((short)((biased_exponent - 127) * 128));
+}
+
+/* 16 codes as floats, through fp16: see quant_avx2.c. */
+ALWAYS_INLINE void e4m3_floats(const uint8_t *codes, __m256 *first, __m256 *second)
+{
+    const __m256i no_bit14 = _mm256_set1_epi16((short)0xBFFF), magnitude = _mm256_set1_epi16(0x7FFF);
+    const __m256i nan_code = _mm256_set1_epi16(0x3F80), nan_bits = _mm256_set1_epi16(0x7E00);
+    const __m256 unit = _mm256_set1_ps(256.0f);
+    __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)codes));
+    __m256i half = _mm256_and_si256(_mm256_slli_epi16(wide, 7), no_bit14);
+    __m256i nan = _mm256_cmpeq_epi16(_mm256_and_si256(half, magnitude), nan_code);
+    half = _mm256_or_si256(half, _mm256_and_si256(nan, nan_bits));
+    *first = _mm256_mul_ps(_mm256_cvtph_ps(_mm256_castsi256_si128(half)), unit);
+    *second = _mm256_mul_ps(_mm256_cvtph_ps(_mm256_extracti128_si256(half, 1)), unit);
+}
+
+/* Nearest bf16, ties to even, in the low halves; NaN stays NaN. */
+ALWAYS_INLINE __m256i round_to_bf16(__m256 x)
+{
+    __m256i bits = _mm256_castps_si256(x);
+    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7FFF)), odd);
+    __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    return _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, nan), 16);
+}
+
+/* n codes (a multiple of 16) times any scale. */
+static void e4m3_products(uint16_t *dst, const uint8_t *codes, int32_t n, float scale)
+{
+    const __m256 factor = _mm256_set1_ps(scale);
+    for (int32_t j = 0; j < n; j += 16) {
+        __m256 first, second;
+        e4m3_floats(codes + j, &first, &second);
+        __m256i packed = _mm256_packus_epi32(round_to_bf16(_mm256_mul_ps(first, factor)),
+                                             round_to_bf16(_mm256_mul_ps(second, factor)));
+        _mm256_storeu_si256((__m256i *)(dst + j), _mm256_permute4x64_epi64(packed, 0xD8));
+    }
+}
+
+/* ---- e2m1 -------------------------------------------------------------------------------------------------------- */
+
+/* 32 codes: two groups of 16 with their scales. Entry 2 n + g of the table is code n of group g. */
+ALWAYS_INLINE void e2m1_pair(uint16_t *dst, const uint8_t *codes, float scale0, float scale1)
+{
+    const __m512 values = _mm512_set_ps(-6.0f, -4.0f, -3.0f, -2.0f, -1.5f, -1.0f, -0.5f, -0.0f, 6.0f, 4.0f, 3.0f,
+                                        2.0f, 1.5f, 1.0f, 0.5f, 0.0f);
+    const __m512i group = join(_mm256_setzero_si256(), _mm256_set1_epi16(1));
+    __m512i table0 = _mm512_castps_si512(_mm512_mul_ps(values, _mm512_set1_ps(scale0)));
+    __m512i table1 = _mm512_castps_si512(_mm512_mul_ps(values, _mm512_set1_ps(scale1)));
+    __m512i table = _mm512_or_si512(_mm512_srli_epi32(table0, 16),
+                                    _mm512_and_si512(table1, _mm512_set1_epi32((int)0xFFFF0000u)));
+    /* A byte becomes two 16-bit indices 2 n; vpermw looks at their low five bits only. */
+    __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)codes));
+    __m512i index = _mm512_or_si512(_mm512_slli_epi32(bytes, 1), _mm512_slli_epi32(bytes, 13));
+    index = _mm512_or_si512(_mm512_and_si512(index, _mm512_set1_epi32((int)0xFFFEFFFEu)), group);
+    _mm512_storeu_si512(dst, _mm512_permutexvar_epi16(index, table));
+}
+
+/* ---- formats ----------------------------------------------------------------------------------------------------- */
+
+static void expand_v32(const fmlai_pool *pool, const int64_t *slots, int32_t count, int32_t head, void *dst,
+                       int64_t dst_stride)
+{
+    const e4m3_tables tables = e4m3_make_tables();
+    (void)head;
+    for (int32_t i = 0; i < count; i++) {
+        fmlai_token_at at = fmlai_token_walk(pool, slots, count, i, 0, 656);
+        uint16_t *out = (uint16_t *)dst + i * dst_stride;
+        for (int32_t g = 0; g < 4; g++) {
+            uint32_t bits;
+            memcpy(&bits, at.scales + 4 * g, sizeof bits);
+            if ((bits & 0x807FFFFF) == 0 && is_shift((int32_t)(bits >> 23))) {
+                __m512i shift = shift_by((int32_t)(bits >> 23));
+                e4m3_shifted(out + 128 * g, at.row + 128 * g, &tables, shift, shift);
+                e4m3_shifted(out + 128 * g + 64, at.row + 128 * g + 64, &tables, shift, shift);
+            } else {
+                float scale;
+                memcpy(&scale, &bits, sizeof scale);
+                e4m3_products(out + 128 * g, at.row + 128 * g, 128, scale);
+            }
+        }
+        memcpy(out + 512, at.row + 528, 128);
+    }
+}
+
+/* 64 codes with the scale bytes of their first and second half. */
+ALWAYS_INLINE void e8m0_64(uint16_t *dst, const uint8_t *codes, const e4m3_tables *tables, uint8_t first,
+                           uint8_t second)
+{
+    if (is_shift(first) && is_shift(second)) {
+        e4m3_shifted(dst, codes, tables, shift_by(first), shift_by(second));
+    } else {
+        e4m3_products(dst, codes, 32, fmlai_f32_from_e8m0(first));
+        e4m3_products(dst + 32, codes + 32, 32, fmlai_f32_from_e8m0(second));
+    }
+}
+
+static void expand_v4(const fmlai_pool *pool, const int64_t *slots, int32_t count, int32_t head, void *dst,
+                      int64_t dst_stride)
+{
+    const e4m3_tables tables = e4m3_make_tables();
+    (void)head;
+    for (int32_t i = 0; i < count; i++) {
+        fmlai_token_at at = fmlai_token_walk(pool, slots, count, i, 0, 576);
+        uint16_t *out = (uint16_t *)dst + i * dst_stride;
+        for (int32_t g = 0; g < 7; g++) {
+            e8m0_64(out + 64 * g, at.row + 64 * g, &tables, at.scales[g], at.scales[g]);
+        }
+        memcpy(out + 448, at.row + 448, 128);
+    }
+}
+
+static void expand_v41(const fmlai_pool *pool, const int64_t *slots, int32_t count, int32_t head, void *dst,
+                       int64_t dst_stride)
+{
+    const e4m3_tables tables = e4m3_make_tables();
+    (void)head;
+    for (int32_t i = 0; i < count; i++) {
+        fmlai_token_at at = fmlai_token_walk(pool, slots, count, i, 0, 512);
+        uint16_t *out = (uint16_t *)dst + i * dst_stride;
+        for (int32_t g = 0; g < 8; g++) {
+            e8m0_64(out + 64 * g, at.row + 64 * g, &tables, at.scales[2 * g], at.scales[2 * g + 1]);
+        }
+    }
+}
+
+static void expand_v41_fp4(const fmlai_pool *pool, const int64_t *slots, int32_t count, int32_t head, void *dst,
+                           int64_t dst_stride)
+{
+    (void)head;
+    for (int32_t i = 0; i < count; i++) {
+        fmlai_token_at at = fmlai_token_walk(pool, slots, count, i, 0, 256);
+        uint16_t *out = (uint16_t *)dst + i * dst_stride;
+        float scales[32];
+        for (int32_t g = 0; g < 32; g += 16) {
+            __m256 first, second;
+            e4m3_floats(at.scales + g, &first, &second);
+            _mm256_storeu_ps(scales + g, first);
+            _mm256_storeu_ps(scales + g + 8, second);
+        }
+        for (int32_t g = 0; g < 32; g += 2) {
+            e2m1_pair(out + 16 * g, at.row + 8 * g, scales[g], scales[g + 1]);
+        }
+    }
+}
+
+static void expand_plain(const fmlai_pool *pool, const int64_t *slots, int32_t count, int32_t head, void *dst,
+                         int64_t dst_stride)
+{
+    int32_t d_qk = pool->format.d_qk;
+    for (int32_t i = 0; i < count; i++) {
+        fmlai_token_at at = fmlai_token_walk(pool, slots, count, i, head * pool->head_stride, 2 * d_qk);
+        memcpy((uint16_t *)dst + i * dst_stride, at.row + head * pool->head_stride, 2 * (size_t)d_qk);
+    }
+}
+
+void fmlai_quant_init_avx512bf16(fmlai_quant_kernels *k)
+{
+    k->expand_bf16[FMLA_KV_BF16] = expand_plain;
+    k->expand_bf16[FMLA_KV_V32] = expand_v32;
+    k->expand_bf16[FMLA_KV_V4] = expand_v4;
+    k->expand_bf16[FMLA_KV_V41] = expand_v41;
+    k->expand_bf16[FMLA_KV_V41_PAGE] = expand_v41;
+    k->expand_bf16[FMLA_KV_V41_FP4] = expand_v41_fp4;
+    k->expand_bf16[FMLA_KV_V41_FP4_PAGE] = expand_v41_fp4;
+}

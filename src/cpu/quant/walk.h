@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * walk.h: how expand functions walk over slots: addresses, and rows fetched ahead, because gathered tokens lie anywhere
+ * in a cache of gigabytes. Static inline, for the ISA folders.
+ */
+#ifndef FLASHMLA_QUANT_WALK_H
+#define FLASHMLA_QUANT_WALK_H
+
+#include <string.h>
+
+#include "../../format/format.h"
+#include "quant.h"
+
+#define FMLAI_ROWS_AHEAD 10
+
+/* Where a token's data row and scales are. */
+typedef struct fmlai_token_at {
+    const uint8_t *row, *scales;
+} fmlai_token_at;
+
+static inline fmlai_token_at fmlai_token_locate(const fmlai_pool *pool, int64_t slot)
+{
+    int64_t page = slot / pool->page_size, offset = slot % pool->page_size;
+    const uint8_t *first = pool->data + page * pool->page_stride;
+    fmlai_token_at at = {first + offset * pool->token_stride, NULL};
+    at.scales = at.row + pool->format.scale_offset;
+    if (pool->format.layout == FMLA_LAYOUT_PAGE) {
+        at.scales = first + pool->page_size * pool->token_stride + offset * pool->format.scale_row_bytes +
+                    pool->format.scale_offset;
+    }
+    return at;
+}
+
+/* Token i of a walk; fetches the lines of a later one: row_bytes from `first` on are what is read of a row. */
+static inline fmlai_token_at fmlai_token_walk(const fmlai_pool *pool, const int64_t *slots, int32_t count, int32_t i,
+                                              int64_t first, int32_t row_bytes)
+{
+    if (i + FMLAI_ROWS_AHEAD < count && slots[i + FMLAI_ROWS_AHEAD] != slots[i] + FMLAI_ROWS_AHEAD) {
+        fmlai_token_at next = fmlai_token_locate(pool, slots[i + FMLAI_ROWS_AHEAD]);
+        for (int32_t b = 0; b < row_bytes; b += 64) {
+            __builtin_prefetch(next.row + first + b);
+        }
+        __builtin_prefetch(next.row + first + row_bytes - 1);
+        __builtin_prefetch(next.scales);
+    }
+    return fmlai_token_locate(pool, slots[i]);
+}
+
+#endif
