@@ -10,7 +10,7 @@
 static const char usage[] =
     "usage: flashmla plan --lengths 1000,64,0,300 | --file FILE [options]\n"
     "\n"
-    "The split-KV schedule of a batch: blocks of 64 tokens, shared among workers so that each has about the same cost.\n"
+    "The split-KV schedule of a batch: blocks of 64 tokens, shared among workers at about the same cost.\n"
     "\n"
     "  --lengths N,N,...   tokens of each request (dense), or with --topk its topk_length\n"
     "  --file FILE         the same numbers from a text file, separated by blanks, commas or lines; '-' reads them\n"

@@ -32,7 +32,8 @@ static void row(const plan *p, const canvas *c, int64_t *at, int64_t worker, dou
         int hue = (int)(piece->request * 137 % 360);
         fprintf(c->stream, "<g><title>request %lld, split %lld, blocks %lld..%lld</title>", (long long)piece->request,
                 (long long)piece->split, (long long)piece->begin, (long long)piece->end);
-        fprintf(c->stream, "<rect x=\"%.2f\" y=\"%.1f\" width=\"%.2f\" height=\"%d\" fill=\"#ccc\"/>", x, y, fixed, ROW);
+        fprintf(c->stream, "<rect x=\"%.2f\" y=\"%.1f\" width=\"%.2f\" height=\"%d\" fill=\"#ccc\"/>", x, y, fixed,
+                ROW);
         fprintf(c->stream,
                 "<rect x=\"%.2f\" y=\"%.1f\" width=\"%.2f\" height=\"%d\" fill=\"hsl(%d,60%%,65%%)\" stroke=\"#fff\"/>",
                 x + fixed, y, width, ROW, hue);

@@ -128,7 +128,7 @@ int run_input(run_case *c, const char *name, bool required, fmla_tensor *tensor)
 const fmla_tensor *run_peek(run_case *c, const char *name);
 /* The first of several names (NULL-terminated) that is there, or NULL. */
 const char *run_first_name(const run_case *c, const char *const *names);
-/* A rank-2 or rank-3 I32 tensor whose last two dims [rows, words] go to the device column by column, padded to 4 rows. */
+/* An I32 tensor of rank 2 or 3 whose last two dims [rows, words] are stored column by column, padded to 4 rows. */
 int run_input_columns(run_case *c, const char *name, fmla_tensor *tensor);
 /* A paged cache: tensor `name` or one of its other names, with the settings <name>_format and page sizes. */
 int run_cache(run_case *c, const char *name, bool required, fmla_kv_cache *cache);

@@ -22,7 +22,7 @@ static int check_q(const run_case *c, const fmla_tensor *q, int32_t low_rank, in
                      (int)low_rank, high_rank > low_rank ? ", or one more" : "");
 }
 
-/* out, lse and max_logits of decode: [b, s_q, h_q, d_v] and [b, h_q, s_q]; ragged [total_q, h_q, d_v] and [h_q, total_q]. */
+/* out [b, s_q, h_q, d_v], lse and max_logits [b, h_q, s_q]; ragged [total_q, h_q, d_v] and [h_q, total_q]. */
 static int decode_outputs(run_case *c, fmla_decode_args *a)
 {
     const int64_t *q = a->q.shape;
