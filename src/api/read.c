@@ -24,7 +24,7 @@ static fmla_status caller_size(size_t *size, size_t known, const void *args, con
 
 fmla_status fmlai_args_read(void *dst, size_t dst_size, const void *src, const char *name, fmlai_error *error)
 {
-    size_t size;
+    size_t size = 0;
     fmla_status status = caller_size(&size, dst_size, src, name, error);
     if (status != FMLA_OK) {
         return status;
@@ -46,7 +46,7 @@ fmla_status fmlai_args_read(void *dst, size_t dst_size, const void *src, const c
 
 fmla_status fmlai_args_write(void *dst, const void *src, size_t src_size, const char *name, fmlai_error *error)
 {
-    size_t size;
+    size_t size = 0;
     fmla_status status = caller_size(&size, src_size, dst, name, error);
     if (status != FMLA_OK) {
         return status;
