@@ -57,7 +57,6 @@ static fmla_status run_quantize(fmla_context *context, const void *args, void *s
     fmlai_checker c = fmlai_checker_for_run(context, stream);
     fmla_quantize_args a;
     fmlai_transcode p;
-    fmlai_call call;
     if (fmlai_failed(&c) || (c.status = fmlai_args_read(&a, sizeof a, args, "args", c.error)) != FMLA_OK) {
         return c.status;
     }
@@ -76,7 +75,7 @@ static fmla_status run_quantize(fmla_context *context, const void *args, void *s
         return c.status;
     }
     p.quantizer = (fmla_quantizer)a.quantizer;
-    c.status = fmlai_prepare_call(context, NULL, 0, 0, stream, &call);
+    const fmlai_call call = fmlai_plain_call(context, stream);
     return context->backend->quantize(context->state, &p, &call);
 }
 
@@ -85,7 +84,6 @@ static fmla_status run_dequantize(fmla_context *context, const void *args, void 
     fmlai_checker c = fmlai_checker_for_run(context, stream);
     fmla_dequantize_args a;
     fmlai_transcode p;
-    fmlai_call call;
     if (fmlai_failed(&c) || (c.status = fmlai_args_read(&a, sizeof a, args, "args", c.error)) != FMLA_OK) {
         return c.status;
     }
@@ -94,7 +92,7 @@ static fmla_status run_dequantize(fmla_context *context, const void *args, void 
     if (fmlai_failed(&c) || p.count == 0) {
         return c.status;
     }
-    c.status = fmlai_prepare_call(context, NULL, 0, 0, stream, &call);
+    const fmlai_call call = fmlai_plain_call(context, stream);
     return context->backend->dequantize(context->state, &p, &call);
 }
 
@@ -142,7 +140,6 @@ static fmla_status run_convert(fmla_context *context, const void *args, void *st
     fmlai_checker c = fmlai_checker_for_run(context, stream);
     fmla_convert_args a;
     fmlai_convert p = {0};
-    fmlai_call call;
     if (fmlai_failed(&c) || (c.status = fmlai_args_read(&a, sizeof a, args, "args", c.error)) != FMLA_OK) {
         return c.status;
     }
@@ -157,7 +154,7 @@ static fmla_status run_convert(fmla_context *context, const void *args, void *st
     if (fmlai_failed(&c) || p.count == 0) {
         return c.status;
     }
-    c.status = fmlai_prepare_call(context, NULL, 0, 0, stream, &call);
+    const fmlai_call call = fmlai_plain_call(context, stream);
     return context->backend->convert(context->state, &p, &call);
 }
 
@@ -165,7 +162,6 @@ static fmla_status run_indices_convert(fmla_context *context, const void *args, 
 {
     fmlai_checker c = fmlai_checker_for_run(context, stream);
     fmla_indices_convert_args a;
-    fmlai_call call;
     if (fmlai_failed(&c) || (c.status = fmlai_args_read(&a, sizeof a, args, "args", c.error)) != FMLA_OK) {
         return c.status;
     }
@@ -202,7 +198,7 @@ static fmla_status run_indices_convert(fmla_context *context, const void *args, 
     if (fmlai_failed(&c)) {
         return c.status;
     }
-    c.status = fmlai_prepare_call(context, NULL, 0, 0, stream, &call);
+    const fmlai_call call = fmlai_plain_call(context, stream);
     return context->backend->indices_convert(context->state, &p, &call);
 }
 
@@ -210,7 +206,6 @@ static fmla_status run_fp8_cast(fmla_context *context, const void *args, void *s
 {
     fmlai_checker c = fmlai_checker_for_run(context, stream);
     fmla_fp8_cast_args a;
-    fmlai_call call;
     if (fmlai_failed(&c) || (c.status = fmlai_args_read(&a, sizeof a, args, "args", c.error)) != FMLA_OK) {
         return c.status;
     }
@@ -244,7 +239,7 @@ static fmla_status run_fp8_cast(fmla_context *context, const void *args, void *s
         .scale = a.scale.data,
         .scale_rows = scale_rows,
     };
-    c.status = fmlai_prepare_call(context, NULL, 0, 0, stream, &call);
+    const fmlai_call call = fmlai_plain_call(context, stream);
     return context->backend->fp8_cast(context->state, &p, &call);
 }
 

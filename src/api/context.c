@@ -213,30 +213,35 @@ fmlai_checker fmlai_checker_for_run(fmla_context *context, const void *stream)
     return c;
 }
 
-fmla_status fmlai_prepare_call(fmla_context *context, void *workspace, size_t workspace_size, size_t need, void *stream,
-                               fmlai_call *call)
+fmlai_call fmlai_plain_call(fmla_context *context, void *stream)
+{
+    return (fmlai_call){.stream = stream, .error = &context->error};
+}
+
+fmla_status fmlai_prepare_call(fmla_context *context, fmlai_workspace own, size_t need, void *stream, fmlai_call *call)
 {
     fmlai_error *error = &context->error;
-    *call = (fmlai_call){.stream = stream, .workspace = workspace, .workspace_size = workspace_size, .error = error};
-    if (workspace == NULL && workspace_size != 0) {
+    *call = fmlai_plain_call(context, stream);
+    if (own.memory == NULL && own.size != 0) {
         return fmlai_fail(error, FMLA_ERROR_INVALID_ARGUMENT,
-                          "workspace: is NULL; allowed with workspace_size %zu: memory", workspace_size);
+                          "workspace: is NULL; allowed with workspace_size %zu: memory", own.size);
     }
-    if ((uintptr_t)workspace % FMLAI_ALIGNMENT != 0) {
-        return fmlai_fail(error, FMLA_ERROR_INVALID_ARGUMENT, "workspace: %p; allowed: a multiple of %d", workspace,
+    if ((uintptr_t)own.memory % FMLAI_ALIGNMENT != 0) {
+        return fmlai_fail(error, FMLA_ERROR_INVALID_ARGUMENT, "workspace: %p; allowed: a multiple of %d", own.memory,
                           FMLAI_ALIGNMENT);
     }
-    if (workspace != NULL && workspace_size < need) {
-        return fmlai_fail(error, FMLA_ERROR_WORKSPACE_TOO_SMALL, "workspace_size: %zu; allowed: at least %zu",
-                          workspace_size, need);
+    if (own.memory != NULL && own.size < need) {
+        return fmlai_fail(error, FMLA_ERROR_WORKSPACE_TOO_SMALL, "workspace_size: %zu; allowed: at least %zu", own.size,
+                          need);
     }
-    if (workspace == NULL) {
+    if (own.memory == NULL) {
         fmla_status status = fmlai_arena_grow(context, need);
+        own = (fmlai_workspace){context->arena.memory, context->arena.size};
         if (status != FMLA_OK) {
             return status;
         }
-        call->workspace = context->arena.memory;
-        call->workspace_size = context->arena.size;
     }
+    call->workspace = own.memory;
+    call->workspace_size = own.size;
     return FMLA_OK;
 }

@@ -46,9 +46,16 @@ fmla_status fmlai_guarded(fmla_context *context, fmlai_body body, const void *ar
 fmlai_checker fmlai_checker_for_run(fmla_context *context, const void *stream);
 fmlai_checker fmlai_checker_for_size(fmla_context *context);
 
+/* Memory for a call as a caller gave it: the last two members of args structs. */
+typedef struct fmlai_workspace {
+    void *memory;
+    size_t size;
+} fmlai_workspace;
+
 /* What the backend gets besides the description: `need` bytes, the caller's if he gave any, else the arena's. */
-fmla_status fmlai_prepare_call(fmla_context *context, void *workspace, size_t workspace_size, size_t need, void *stream,
-                               fmlai_call *call);
+fmla_status fmlai_prepare_call(fmla_context *context, fmlai_workspace own, size_t need, void *stream, fmlai_call *call);
+/* The same for operations that need none. */
+fmlai_call fmlai_plain_call(fmla_context *context, void *stream);
 
 /* Grows the arena to at least `size` bytes. */
 fmla_status fmlai_arena_grow(fmla_context *context, size_t size);

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* decode.c: fmla_decode, dense and sparse. */
 #include <math.h>
-#include <string.h>
 
 #include "describe.h"
-#include "read.h"
 
 /* q, and with it the frame: [b, s_q, h_q, d_qk], ragged [total_q, h_q, d_qk] with cu_seqlens_q. */
 static void describe_queries(fmlai_checker *c, const fmla_decode_args *a, fmlai_frame *f, fmlai_mqa *p)
@@ -154,11 +152,11 @@ static void describe_results(fmlai_checker *c, const fmla_decode_args *a, const 
     p->abs_logit = describe_head_first(c, f, p, "abs_logit", &a->abs_logit, f64);
 }
 
-static void describe(fmlai_checker *c, const fmla_context *context, const fmla_decode_args *a, fmlai_mqa *p)
+static void describe(fmlai_checker *c, const fmla_context *context, const void *args, fmlai_mqa *p)
 {
+    const fmla_decode_args *a = args;
     const bool sparse = fmlai_present(&a->indices) || a->indices.data != NULL;
     fmlai_frame f = {.letters = ""};
-    memset(p, 0, sizeof *p);
     fmlai_check_range(c, "causal", a->causal, 0, 1);
     fmlai_check_range(c, "batch_invariant", a->batch_invariant, 0, 1);
     fmlai_check_zero(c, "reserved0", a->reserved0);
@@ -178,28 +176,16 @@ static void describe(fmlai_checker *c, const fmla_context *context, const fmla_d
     fmlai_check_supported(c, context, sparse ? FMLA_OP_SPARSE_DECODE : FMLA_OP_DENSE_DECODE, p);
 }
 
+static const fmlai_mqa_family family = {sizeof(fmla_decode_args), offsetof(fmla_decode_args, workspace), describe};
+
 static fmla_status run(fmla_context *context, const void *args, void *stream)
 {
-    fmlai_checker c = fmlai_checker_for_run(context, stream);
-    fmla_decode_args a;
-    fmlai_mqa p;
-    if (fmlai_failed(&c) || (c.status = fmlai_args_read(&a, sizeof a, args, "args", c.error)) != FMLA_OK) {
-        return c.status;
-    }
-    describe(&c, context, &a, &p);
-    return fmlai_failed(&c) ? c.status : fmlai_mqa_run(context, &p, a.workspace, a.workspace_size, stream);
+    return fmlai_api_mqa_run(context, &family, args, stream);
 }
 
 static fmla_status measure(fmla_context *context, const void *args, void *size)
 {
-    fmlai_checker c = fmlai_checker_for_size(context);
-    fmla_decode_args a;
-    fmlai_mqa p;
-    c.status = fmlai_args_read(&a, sizeof a, args, "args", c.error);
-    if (!fmlai_failed(&c)) {
-        describe(&c, context, &a, &p);
-    }
-    return fmlai_answer_size(&c, fmlai_failed(&c) ? 0 : fmlai_mqa_need(context, &p), size);
+    return fmlai_api_mqa_size(context, &family, args, size);
 }
 
 fmla_status fmla_decode(fmla_context *context, const fmla_decode_args *args, void *stream)

@@ -81,9 +81,17 @@ int64_t fmlai_describe_scale_words(fmlai_checker *c, const char *name, const fml
 
 /* Whether the operation is offered with these numbers: failure goes into the checker. */
 void fmlai_check_supported(fmlai_checker *c, const fmla_context *context, fmla_operation operation, const fmlai_mqa *p);
-fmla_status fmlai_mqa_run(fmla_context *context, const fmlai_mqa *p, void *workspace, size_t workspace_size,
-                          void *stream);
-size_t fmlai_mqa_need(const fmla_context *context, const fmlai_mqa *p);
+
+/* What differs between the operations that are attention over token lists: args is the struct, already copied; p is
+ * zero. workspace_at: where the struct has workspace and, after it, workspace_size. */
+typedef struct fmlai_mqa_family {
+    size_t args_size;
+    size_t workspace_at;
+    void (*describe)(fmlai_checker *c, const fmla_context *context, const void *args, fmlai_mqa *p);
+} fmlai_mqa_family;
+
+fmla_status fmlai_api_mqa_run(fmla_context *context, const fmlai_mqa_family *family, const void *args, void *stream);
+fmla_status fmlai_api_mqa_size(fmla_context *context, const fmlai_mqa_family *family, const void *args, void *size);
 /* The end of a workspace_size entry. */
 fmla_status fmlai_answer_size(fmlai_checker *c, size_t need, void *size);
 

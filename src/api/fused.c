@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* fused.c: fmla_fused_prefill and fmla_fused_decode: the two differ in their caches alone. */
 #include <math.h>
-#include <string.h>
 
 #include "describe.h"
-#include "read.h"
 
 #define D          512 /* d_qk and d_v of the fused operations */
 #define CHUNK      32  /* output dims per scale byte */
@@ -138,12 +136,11 @@ static void describe_fused(fmlai_checker *c, const fmla_fused_params *a, const f
     }
 }
 
-static void describe_prefill(fmlai_checker *c, const fmla_context *context, const fmla_fused_prefill_args *a,
-                             fmlai_mqa *p)
+static void describe_prefill(fmlai_checker *c, const fmla_context *context, const void *args, fmlai_mqa *p)
 {
+    const fmla_fused_prefill_args *a = args;
     fmlai_frame f = {.flat = true, .letters = "s_q", .batch = 1};
     fmla_tensor indices = a->indices;
-    memset(p, 0, sizeof *p);
     fmlai_check_zero(c, "reserved0", a->reserved0);
     describe_queries(c, &a->q, &f, p);
     FMLAI_EXPECT(c, &a->kv, .name = "kv", .dtypes = FMLAI_BIT(FMLA_BF16), .flags = FMLAI_LAST,
@@ -164,12 +161,11 @@ static void describe_prefill(fmlai_checker *c, const fmla_context *context, cons
     fmlai_check_supported(c, context, FMLA_OP_FUSED_PREFILL, p);
 }
 
-static void describe_decode(fmlai_checker *c, const fmla_context *context, const fmla_fused_decode_args *a,
-                            fmlai_mqa *p)
+static void describe_decode(fmlai_checker *c, const fmla_context *context, const void *args, fmlai_mqa *p)
 {
+    const fmla_fused_decode_args *a = args;
     fmlai_frame f = {.flat = true, .letters = "s_q", .batch = 1};
     int32_t heads = 1, extra_heads = 1;
-    memset(p, 0, sizeof *p);
     fmlai_check_zero(c, "reserved0", a->reserved0);
     describe_queries(c, &a->q, &f, p);
     fmlai_describe_pool(c, "kv", &a->kv, D, &p->main.pool, &heads);
@@ -194,70 +190,48 @@ static void describe_decode(fmlai_checker *c, const fmla_context *context, const
     fmlai_check_supported(c, context, FMLA_OP_FUSED_DECODE, p);
 }
 
-static fmla_status run_prefill(fmla_context *context, const void *args, void *stream)
+static const fmlai_mqa_family prefill_family = {sizeof(fmla_fused_prefill_args),
+                                                offsetof(fmla_fused_prefill_args, workspace), describe_prefill};
+
+static fmla_status prefill_run(fmla_context *context, const void *args, void *stream)
 {
-    fmlai_checker c = fmlai_checker_for_run(context, stream);
-    fmla_fused_prefill_args a;
-    fmlai_mqa p;
-    if (fmlai_failed(&c) || (c.status = fmlai_args_read(&a, sizeof a, args, "args", c.error)) != FMLA_OK) {
-        return c.status;
-    }
-    describe_prefill(&c, context, &a, &p);
-    return fmlai_failed(&c) ? c.status : fmlai_mqa_run(context, &p, a.workspace, a.workspace_size, stream);
+    return fmlai_api_mqa_run(context, &prefill_family, args, stream);
 }
 
-static fmla_status measure_prefill(fmla_context *context, const void *args, void *size)
+static fmla_status prefill_measure(fmla_context *context, const void *args, void *size)
 {
-    fmlai_checker c = fmlai_checker_for_size(context);
-    fmla_fused_prefill_args a;
-    fmlai_mqa p;
-    c.status = fmlai_args_read(&a, sizeof a, args, "args", c.error);
-    if (!fmlai_failed(&c)) {
-        describe_prefill(&c, context, &a, &p);
-    }
-    return fmlai_answer_size(&c, fmlai_failed(&c) ? 0 : fmlai_mqa_need(context, &p), size);
-}
-
-static fmla_status run_decode(fmla_context *context, const void *args, void *stream)
-{
-    fmlai_checker c = fmlai_checker_for_run(context, stream);
-    fmla_fused_decode_args a;
-    fmlai_mqa p;
-    if (fmlai_failed(&c) || (c.status = fmlai_args_read(&a, sizeof a, args, "args", c.error)) != FMLA_OK) {
-        return c.status;
-    }
-    describe_decode(&c, context, &a, &p);
-    return fmlai_failed(&c) ? c.status : fmlai_mqa_run(context, &p, a.workspace, a.workspace_size, stream);
-}
-
-static fmla_status measure_decode(fmla_context *context, const void *args, void *size)
-{
-    fmlai_checker c = fmlai_checker_for_size(context);
-    fmla_fused_decode_args a;
-    fmlai_mqa p;
-    c.status = fmlai_args_read(&a, sizeof a, args, "args", c.error);
-    if (!fmlai_failed(&c)) {
-        describe_decode(&c, context, &a, &p);
-    }
-    return fmlai_answer_size(&c, fmlai_failed(&c) ? 0 : fmlai_mqa_need(context, &p), size);
+    return fmlai_api_mqa_size(context, &prefill_family, args, size);
 }
 
 fmla_status fmla_fused_prefill(fmla_context *context, const fmla_fused_prefill_args *args, void *stream)
 {
-    return fmlai_guarded(context, run_prefill, args, stream);
+    return fmlai_guarded(context, prefill_run, args, stream);
 }
 
 fmla_status fmla_fused_prefill_workspace_size(fmla_context *context, const fmla_fused_prefill_args *args, size_t *size)
 {
-    return fmlai_guarded(context, measure_prefill, args, size);
+    return fmlai_guarded(context, prefill_measure, args, size);
+}
+
+static const fmlai_mqa_family decode_family = {sizeof(fmla_fused_decode_args),
+                                               offsetof(fmla_fused_decode_args, workspace), describe_decode};
+
+static fmla_status decode_run(fmla_context *context, const void *args, void *stream)
+{
+    return fmlai_api_mqa_run(context, &decode_family, args, stream);
+}
+
+static fmla_status decode_measure(fmla_context *context, const void *args, void *size)
+{
+    return fmlai_api_mqa_size(context, &decode_family, args, size);
 }
 
 fmla_status fmla_fused_decode(fmla_context *context, const fmla_fused_decode_args *args, void *stream)
 {
-    return fmlai_guarded(context, run_decode, args, stream);
+    return fmlai_guarded(context, decode_run, args, stream);
 }
 
 fmla_status fmla_fused_decode_workspace_size(fmla_context *context, const fmla_fused_decode_args *args, size_t *size)
 {
-    return fmlai_guarded(context, measure_decode, args, size);
+    return fmlai_guarded(context, decode_measure, args, size);
 }

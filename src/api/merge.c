@@ -68,7 +68,6 @@ static fmla_status run(fmla_context *context, const void *args, void *stream)
     fmlai_checker c = fmlai_checker_for_run(context, stream);
     fmla_merge_args a;
     fmlai_merge p = {0};
-    fmlai_call call;
     if (fmlai_failed(&c) || (c.status = fmlai_args_read(&a, sizeof a, args, "args", c.error)) != FMLA_OK) {
         return c.status;
     }
@@ -92,7 +91,7 @@ static fmla_status run(fmla_context *context, const void *args, void *stream)
     if (fmlai_failed(&c) || p.tokens == 0) {
         return c.status;
     }
-    c.status = fmlai_prepare_call(context, NULL, 0, 0, stream, &call);
+    const fmlai_call call = fmlai_plain_call(context, stream);
     return context->backend->merge(context->state, &p, &call);
 }
 

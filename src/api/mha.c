@@ -223,7 +223,8 @@ static fmla_status run_forward(fmla_context *context, const void *args, void *st
     if (fmlai_failed(&c) || p.total_q == 0) {
         return c.status;
     }
-    c.status = fmlai_prepare_call(context, a.workspace, a.workspace_size, forward_need(context, &p), stream, &call);
+    c.status = fmlai_prepare_call(context, (fmlai_workspace){a.workspace, a.workspace_size}, forward_need(context, &p),
+                                  stream, &call);
     return fmlai_failed(&c) ? c.status : context->backend->mha_forward(context->state, &p, &call);
 }
 
@@ -252,7 +253,8 @@ static fmla_status run_backward(fmla_context *context, const void *args, void *s
     if (fmlai_failed(&c) || backward_empty(&p)) {
         return c.status;
     }
-    c.status = fmlai_prepare_call(context, a.workspace, a.workspace_size, backward_need(context, &p), stream, &call);
+    c.status = fmlai_prepare_call(context, (fmlai_workspace){a.workspace, a.workspace_size}, backward_need(context, &p),
+                                  stream, &call);
     return fmlai_failed(&c) ? c.status : context->backend->mha_backward(context->state, &p, &call);
 }
 

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* mqa.c: the common end of decode, prefill and the fused operations. */
+#include <string.h>
+
 #include "describe.h"
+#include "read.h"
 
 void fmlai_check_supported(fmlai_checker *c, const fmla_context *context, fmla_operation operation, const fmlai_mqa *p)
 {
@@ -27,22 +30,56 @@ void fmlai_check_supported(fmlai_checker *c, const fmla_context *context, fmla_o
     c->status = fmlai_context_supports(context, &query, c->error);
 }
 
-size_t fmlai_mqa_need(const fmla_context *context, const fmlai_mqa *p)
+static size_t need_of(const fmla_context *context, const fmlai_mqa *p)
 {
     const fmlai_backend *backend = context->backend;
     return p->num_tokens == 0 || backend->mqa_workspace == NULL ? 0 : backend->mqa_workspace(context->state, p);
 }
 
-fmla_status fmlai_mqa_run(fmla_context *context, const fmlai_mqa *p, void *workspace, size_t workspace_size,
-                          void *stream)
+/* The caller's struct, copied, and its description. */
+typedef struct job {
+    union {
+        fmla_decode_args decode;
+        fmla_prefill_args prefill;
+        fmla_fused_prefill_args fused_prefill;
+        fmla_fused_decode_args fused_decode;
+    } args;
+    fmlai_mqa problem;
+} job;
+
+static void read_and_describe(fmlai_checker *c, const fmla_context *context, const fmlai_mqa_family *family,
+                              const void *args, job *j)
 {
-    fmlai_call call;
-    if (p->num_tokens == 0) {
-        return FMLA_OK;
+    if (!fmlai_failed(c)) {
+        c->status = fmlai_args_read(&j->args, family->args_size, args, "args", c->error);
     }
-    fmla_status status =
-        fmlai_prepare_call(context, workspace, workspace_size, fmlai_mqa_need(context, p), stream, &call);
-    return status != FMLA_OK ? status : context->backend->mqa(context->state, p, &call);
+    if (!fmlai_failed(c)) {
+        memset(&j->problem, 0, sizeof j->problem);
+        family->describe(c, context, &j->args, &j->problem);
+    }
+}
+
+fmla_status fmlai_api_mqa_run(fmla_context *context, const fmlai_mqa_family *family, const void *args, void *stream)
+{
+    fmlai_checker c = fmlai_checker_for_run(context, stream);
+    fmlai_workspace own;
+    fmlai_call call;
+    job j;
+    read_and_describe(&c, context, family, args, &j);
+    if (fmlai_failed(&c) || j.problem.num_tokens == 0) {
+        return c.status;
+    }
+    memcpy(&own, (const char *)&j.args + family->workspace_at, sizeof own);
+    c.status = fmlai_prepare_call(context, own, need_of(context, &j.problem), stream, &call);
+    return fmlai_failed(&c) ? c.status : context->backend->mqa(context->state, &j.problem, &call);
+}
+
+fmla_status fmlai_api_mqa_size(fmla_context *context, const fmlai_mqa_family *family, const void *args, void *size)
+{
+    fmlai_checker c = fmlai_checker_for_size(context);
+    job j;
+    read_and_describe(&c, context, family, args, &j);
+    return fmlai_answer_size(&c, fmlai_failed(&c) ? 0 : need_of(context, &j.problem), size);
 }
 
 fmla_status fmlai_answer_size(fmlai_checker *c, size_t need, void *size)

@@ -5,7 +5,6 @@
 
 static fmla_status carry_out(fmlai_checker *c, fmla_context *context, const fmlai_permute *p, void *stream)
 {
-    fmlai_call call;
     if (!fmlai_failed(c)) {
         const fmla_support_query query = {.struct_size = sizeof query, .operation = (int32_t)p->kind};
         c->status = fmlai_context_supports(context, &query, c->error);
@@ -13,7 +12,7 @@ static fmla_status carry_out(fmlai_checker *c, fmla_context *context, const fmla
     if (fmlai_failed(c) || p->groups == 0 || p->rows == 0 || p->cols == 0) {
         return c->status;
     }
-    c->status = fmlai_prepare_call(context, NULL, 0, 0, stream, &call);
+    const fmlai_call call = fmlai_plain_call(context, stream);
     return context->backend->permute(context->state, p, &call);
 }
 

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* prefill.c: fmla_prefill, sparse attention of many query tokens over one unpaged tensor. */
 #include <math.h>
-#include <string.h>
 
 #include "describe.h"
-#include "read.h"
 
 static void describe_inputs(fmlai_checker *c, const fmla_prefill_args *a, fmlai_frame *f, fmlai_mqa *p)
 {
@@ -72,10 +70,10 @@ static void describe_results(fmlai_checker *c, const fmla_prefill_args *a, const
     p->lse_factor = a->lse_base == FMLA_LSE_BASE2 ? (float)M_LOG2E : 1.0f;
 }
 
-static void describe(fmlai_checker *c, const fmla_context *context, const fmla_prefill_args *a, fmlai_mqa *p)
+static void describe(fmlai_checker *c, const fmla_context *context, const void *args, fmlai_mqa *p)
 {
+    const fmla_prefill_args *a = args;
     fmlai_frame f = {.flat = true, .letters = "s_q", .batch = 1};
-    memset(p, 0, sizeof *p);
     fmlai_check_zero(c, "reserved0", a->reserved0);
     describe_inputs(c, a, &f, p);
     if (fmlai_failed(c)) {
@@ -85,28 +83,16 @@ static void describe(fmlai_checker *c, const fmla_context *context, const fmla_p
     fmlai_check_supported(c, context, FMLA_OP_SPARSE_PREFILL, p);
 }
 
+static const fmlai_mqa_family family = {sizeof(fmla_prefill_args), offsetof(fmla_prefill_args, workspace), describe};
+
 static fmla_status run(fmla_context *context, const void *args, void *stream)
 {
-    fmlai_checker c = fmlai_checker_for_run(context, stream);
-    fmla_prefill_args a;
-    fmlai_mqa p;
-    if (fmlai_failed(&c) || (c.status = fmlai_args_read(&a, sizeof a, args, "args", c.error)) != FMLA_OK) {
-        return c.status;
-    }
-    describe(&c, context, &a, &p);
-    return fmlai_failed(&c) ? c.status : fmlai_mqa_run(context, &p, a.workspace, a.workspace_size, stream);
+    return fmlai_api_mqa_run(context, &family, args, stream);
 }
 
 static fmla_status measure(fmla_context *context, const void *args, void *size)
 {
-    fmlai_checker c = fmlai_checker_for_size(context);
-    fmla_prefill_args a;
-    fmlai_mqa p;
-    c.status = fmlai_args_read(&a, sizeof a, args, "args", c.error);
-    if (!fmlai_failed(&c)) {
-        describe(&c, context, &a, &p);
-    }
-    return fmlai_answer_size(&c, fmlai_failed(&c) ? 0 : fmlai_mqa_need(context, &p), size);
+    return fmlai_api_mqa_size(context, &family, args, size);
 }
 
 fmla_status fmla_prefill(fmla_context *context, const fmla_prefill_args *args, void *stream)

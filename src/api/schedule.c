@@ -49,7 +49,6 @@ static fmla_status run(fmla_context *context, const void *args, void *stream)
     fmlai_checker c = fmlai_checker_for_run(context, stream);
     fmla_schedule_args a;
     fmlai_schedule p = {0};
-    fmlai_call call;
     if (fmlai_failed(&c) || (c.status = fmlai_args_read(&a, sizeof a, args, "args", c.error)) != FMLA_OK) {
         return c.status;
     }
@@ -82,7 +81,7 @@ static fmla_status run(fmla_context *context, const void *args, void *stream)
     p.metadata = a.metadata.data;
     p.metadata_stride = a.metadata.stride[0];
     p.num_splits = a.num_splits.data;
-    c.status = fmlai_prepare_call(context, NULL, 0, 0, stream, &call);
+    const fmlai_call call = fmlai_plain_call(context, stream);
     return context->backend->schedule(context->state, &p, &call);
 }
 
