@@ -142,11 +142,11 @@ typedef struct query_row {
     double d; /* rowsum(dO * O) */
 } query_row;
 
-static query_row load_query(const fmlai_mha *p, const scratch *s, int64_t seen, int64_t token, int32_t head)
+static query_row load_query(const fmlai_mha *p, const scratch *s, int64_t token, int32_t head)
 {
     query_row row;
     fmlai_oracle_load(&p->lse, token, head, 1, &row.lse);
-    row.lonely = seen == 0 || isinf(row.lse);
+    row.lonely = isinf(row.lse);
     if (!row.lonely) {
         fmlai_oracle_load(&p->q, token, head, p->d_qk, s->q);
         fmlai_oracle_load(&p->dout, token, head, p->d_v, s->dout);
@@ -169,7 +169,7 @@ static double pair(const fmlai_mha *p, const scratch *s, const query_row *row, i
 static void backward_query(const fmlai_mha *p, const scratch *s, span keys, int64_t seen, int64_t token,
                            int32_t head)
 {
-    query_row row = load_query(p, s, seen, token, head);
+    query_row row = load_query(p, s, token, head);
     clear(s->sum_k, p->d_qk);
     for (int64_t j = 0; !row.lonely && j < seen; j++) {
         double ds;
@@ -191,12 +191,8 @@ static void backward_key(const fmlai_mha *p, const scratch *s, span queries, spa
     clear(s->sum_v, p->d_v);
     for (int32_t head = kv_head * group; head < (kv_head + 1) * group; head++) {
         for (int64_t i = 0; i < queries.count; i++) {
-            int64_t seen = keys_seen(p, queries, keys, i);
-            if (j >= seen) {
-                continue;
-            }
-            query_row row = load_query(p, s, seen, queries.begin + i, head);
-            if (row.lonely) {
+            query_row row = load_query(p, s, queries.begin + i, head);
+            if (row.lonely || j >= keys_seen(p, queries, keys, i)) {
                 continue;
             }
             double ds;

@@ -272,6 +272,18 @@ static void promise_13_rows_without_keys_have_zero_gradient(void **state)
             assert_true(isfinite(f.dv[i]));
         }
     }
+    /* a row that has keys, but no finite logit */
+    for (int sign = 0; sign < 2; sign++) {
+        setup(&f, 1, 1);
+        oracle_mha_forward(&f.p);
+        f.lse[4] = sign ? INFINITY : -INFINITY;
+        f.dout[4 * D_V] = NAN;
+        oracle_mha_backward(&f.p);
+        for (int d = 0; d < D_QK; d++) {
+            assert_true(f.dq[4 * D_QK + d] == 0);
+            assert_true(isfinite(f.dk[d]) && isfinite(f.dv[d % D_V]));
+        }
+    }
     /* no query at all: keys get exactly zero */
     static const int32_t cu_q[3] = {0, 0, 2}, cu_kv[3] = {0, 3, 5};
     setup(&f, 1, 1);

@@ -212,6 +212,8 @@ static void any_sign_of_scale(void **state)
     oracle_mqa(&negated.p);
     assert_memory_equal(f.out, negated.out, sizeof f.out);
     assert_memory_equal(f.lse, negated.lse, sizeof f.lse);
+    assert_memory_equal(f.abs_logit, negated.abs_logit, sizeof f.abs_logit);
+    assert_true(f.abs_logit[0][0] > 0);
     f.p.scale = 0;
     oracle_mqa(&f.p);
     assert_close(f.lse[0][0], log(TOKENS), EXACT);
