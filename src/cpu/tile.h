@@ -1,29 +1,29 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * tile.h: the six kernels of attention on a CPU. Everything (MQA in all its forms, MHA forward and backward) is built
- * from them; a tier is fast if these are.
+ * tile.h: the six kernels of attention on a CPU. Everything (MQA in all its forms, MHA forward and backward)
+ * is built from them; a tier is fast if these are.
  *
- * A block of rows (queries; up to FMLAI_TILE_ROWS, padded to a multiple of FMLAI_TILE_LANES) meets tiles of tokens (up to
- * block_tokens, a matrix [tokens][stride] of tile elements: float, or bf16). Rows are the vector lanes wherever scores
- * are concerned; dims are the lanes where values are summed. Layouts named "packed" belong to the tier: callers ask for
- * their size and pass them on.
+ * A block of rows (queries; up to FMLAI_TILE_ROWS, padded to a multiple of FMLAI_TILE_LANES) meets tiles of
+ * tokens (up to block_tokens, a matrix [tokens][stride] of tile elements: float, or bf16). Rows are the
+ * vector lanes wherever scores are concerned; dims are the lanes where values are summed. Layouts named
+ * "packed" belong to the tier: callers ask for their size and pass them on.
  *
  *   pack_rows   rows as floats           -> packed rows
  *   scores      packed rows x tile       -> s [tokens][row_stride] float, raw dot products
- *   softmax     s, running state         -> packed weights, new state, alpha (the factor that old sums must shrink by)
- *   accumulate  packed weights x tile    -> packed sums (sums * alpha + weights^T tile)
- *   unpack      packed sums              -> rows as floats
+ *   softmax     s, running state         -> packed weights, new state, alpha (the factor that old sums must
+ * shrink by) accumulate  packed weights x tile    -> packed sums (sums * alpha + weights^T tile) unpack
+ * packed sums              -> rows as floats
  *
- * Tokens that are not attended are never in a tile: the driver leaves them out. The only mask is `visible`: row r sees
- * the first visible[r] tokens of the tile (causal bounds).
+ * Tokens that are not attended are never in a tile: the driver leaves them out. The only mask is `visible`:
+ * row r sees the first visible[r] tokens of the tile (causal bounds).
  *
- * Memory: tiles and packed buffers start at 64 bytes; a tile's stride comes from fmlai_tile_stride() and its columns
- * d..stride-1 are zero (clear the tile once; who fills it writes d columns). Kernels may read them. Arrays with one entry
- * per row (state, alpha, scale2, visible) have FMLAI_TILE_ROWS entries: kernels read and write the entries of padding
- * rows, and what is there does not matter.
+ * Memory: tiles and packed buffers start at 64 bytes; a tile's stride comes from fmlai_tile_stride() and its
+ * columns d..stride-1 are zero (clear the tile once; who fills it writes d columns). Kernels may read them.
+ * Arrays with one entry per row (state, alpha, scale2, visible) have FMLAI_TILE_ROWS entries: kernels read
+ * and write the entries of padding rows, and what is there does not matter.
  *
- * Bits: what a kernel computes for a row depends on that row and on the tokens that it sees, in their order; not on the
- * other rows, on their number, or on tokens after the last that the row sees.
+ * Bits: what a kernel computes for a row depends on that row and on the tokens that it sees, in their order;
+ * not on the other rows, on their number, or on tokens after the last that the row sees.
  */
 #ifndef FLASHMLA_TILE_H
 #define FLASHMLA_TILE_H
@@ -34,13 +34,13 @@
 
 #include <flashmla/flashmla.h>
 
-#define FMLAI_TILE_LANES 16
-#define FMLAI_TILE_ROWS 128
+#define FMLAI_TILE_LANES      16
+#define FMLAI_TILE_ROWS       128
 #define FMLAI_TILE_TOKENS_MAX 128
 
-/* Running softmax of a block of rows, base 2: m the maximum so far, -FLT_MAX before the first token (no finite logit is
- * below it), l the sum of 2^(x - m). l == 0 says that the row saw no token, or none with a logit above -inf; otherwise
- * l >= 1 or NaN. */
+/* Running softmax of a block of rows, base 2: m the maximum so far, -FLT_MAX before the first token (no
+ * finite logit is below it), l the sum of 2^(x - m). l == 0 says that the row saw no token, or none with a
+ * logit above -inf; otherwise l >= 1 or NaN. */
 typedef struct fmlai_softmax_state {
     float m[FMLAI_TILE_ROWS];
     float l[FMLAI_TILE_ROWS];
@@ -61,7 +61,8 @@ static inline int32_t fmlai_tile_lanes(int32_t rows)
     return (rows + FMLAI_TILE_LANES - 1) / FMLAI_TILE_LANES * FMLAI_TILE_LANES;
 }
 
-/* Elements between tokens of a tile: whole cache lines, an odd number of them, so that tokens do not share cache sets. */
+/* Elements between tokens of a tile: whole cache lines, an odd number of them, so that tokens do not share
+ * cache sets. */
 static inline int64_t fmlai_tile_stride(fmla_dtype dtype, int32_t d)
 {
     int64_t line = dtype == FMLA_BF16 ? 32 : 16;
@@ -78,18 +79,19 @@ typedef struct fmlai_tile_kernels {
     size_t (*packed_sums_bytes)(int32_t rows, int32_t d);
     /* src: [rows][src_stride] floats, d of each. BF16 tiles round to bf16 (exact for bf16 data). */
     void (*pack_rows)(void *packed, const float *src, int64_t src_stride, int32_t rows, int32_t d);
-    /* s[t * row_stride + r], row_stride = fmlai_tile_lanes(rows); lanes beyond rows: anything. 64-byte aligned. */
+    /* s[t * row_stride + r], row_stride = fmlai_tile_lanes(rows); lanes beyond rows: anything. 64-byte
+     * aligned. */
     void (*scores)(float *s, const void *packed_rows, const void *tile, int64_t tile_stride, int32_t rows,
                    int32_t tokens, int32_t d);
-    /* logit (base 2) = s * scale2[row]; scale2 includes log2(e). visible NULL: all tokens. s may be overwritten.
-     * alpha[row]: 2^(m_old - m_new), 1 if nothing changed. A NaN logit makes the row's m and l NaN for good. Rows whose
-     * logits are all -inf keep m and l as they were. */
-    void (*softmax)(fmlai_softmax_state *state, float *alpha, void *packed_weights, float *s, const float *scale2,
-                    const int32_t *visible, int32_t rows, int32_t tokens);
+    /* logit (base 2) = s * scale2[row]; scale2 includes log2(e). visible NULL: all tokens. s may be
+     * overwritten. alpha[row]: 2^(m_old - m_new), 1 if nothing changed. A NaN logit makes the row's m and l
+     * NaN for good. Rows whose logits are all -inf keep m and l as they were. */
+    void (*softmax)(fmlai_softmax_state *state, float *alpha, void *packed_weights, float *s,
+                    const float *scale2, const int32_t *visible, int32_t rows, int32_t tokens);
     /* Packs given weights w[t * row_stride + r] as softmax would: for backward and tests. */
     void (*pack_weights)(void *packed_weights, const float *w, int32_t rows, int32_t tokens);
-    /* sums = sums * alpha + weights^T * tile[:, 0:d]; alpha NULL: sums start at zero. A weight of a token that its row
-     * does not see contributes nothing, even if the token's values are NaN or infinite. */
+    /* sums = sums * alpha + weights^T * tile[:, 0:d]; alpha NULL: sums start at zero. A weight of a token
+     * that its row does not see contributes nothing, even if the token's values are NaN or infinite. */
     void (*accumulate)(void *packed_sums, const void *packed_weights, const void *tile, int64_t tile_stride,
                        const float *alpha, const int32_t *visible, int32_t rows, int32_t tokens, int32_t d);
     void (*unpack)(float *dst, int64_t dst_stride, const void *packed_sums, int32_t rows, int32_t d);

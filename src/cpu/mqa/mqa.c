@@ -6,24 +6,25 @@
 
 #include "mqa.h"
 
-#define JOIN_ROWS 8 /* rows of a block that one task folds */
+#define JOIN_ROWS  8 /* rows of a block that one task folds */
 #define JOIN_PARTS (FMLAI_TILE_ROWS / JOIN_ROWS)
 
 /* One chunk of a block, from the cursor on, into `partial`. */
 static void run_chunk(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, fmlai_mqa_cursor *cursor,
                       fmlai_mqa_scratch *scratch, fmlai_mqa_partial *partial)
 {
-    fmlai_mqa_gather(plan, block, cursor, &scratch->tokens);
+    fmlai_cpu_mqa_gather(plan, block, cursor, &scratch->tokens);
     if (scratch->tokens.count > 0 && scratch->packed_block != block->index) {
         int32_t rows = block->tokens * block->heads;
-        fmlai_mqa_load_query(plan, block, scratch);
+        fmlai_cpu_mqa_load_query(plan, block, scratch);
         plan->kernels->pack_rows(scratch->packed_rows, scratch->query, plan->p->d_qk, rows, plan->p->d_qk);
         scratch->packed_block = block->index;
     }
-    fmlai_mqa_chunk(plan, block, scratch, partial);
+    fmlai_cpu_mqa_chunk(plan, block, scratch, partial);
 }
 
-/* All of a block. A block of one chunk is finished row by row out of one row of total; a longer one keeps all rows. */
+/* All of a block. A block of one chunk is finished row by row out of one row of total; a longer one keeps all
+ * rows. */
 static void run_block(const fmlai_mqa_plan *plan, int64_t index, fmlai_mqa_scratch *scratch)
 {
     fmlai_mqa_total *total = scratch->total;
@@ -31,11 +32,11 @@ static void run_block(const fmlai_mqa_plan *plan, int64_t index, fmlai_mqa_scrat
     fmlai_mqa_block block;
     bool first = true, last = false;
 
-    fmlai_mqa_block_at(plan, index, &block);
+    fmlai_cpu_mqa_block_at(plan, index, &block);
     if (block.tokens == 0) {
         return;
     }
-    fmlai_mqa_measure(plan, &block, scratch->bound);
+    fmlai_cpu_mqa_measure(plan, &block, scratch->bound);
     memset(total->l, 0, sizeof total->l);
     while (!last) {
         run_chunk(plan, &block, &cursor, scratch, scratch->partial);
@@ -43,9 +44,9 @@ static void run_block(const fmlai_mqa_plan *plan, int64_t index, fmlai_mqa_scrat
         for (int32_t r = 0; r < block.tokens * block.heads; r++) {
             int32_t at = first && last ? 0 : r;
             total->l[at] = first ? 0.0 : total->l[at];
-            fmlai_mqa_fold(total, at, scratch->partial, r, plan->p->d_v);
+            fmlai_cpu_mqa_fold(total, at, scratch->partial, r, plan->p->d_v);
             if (last) {
-                fmlai_mqa_finish(plan, &block, r, total, at, scratch->out);
+                fmlai_cpu_mqa_finish(plan, &block, r, total, at, scratch->out);
             }
         }
         first = false;
@@ -55,7 +56,7 @@ static void run_block(const fmlai_mqa_plan *plan, int64_t index, fmlai_mqa_scrat
 static void block_task(void *user, int64_t i, int32_t worker)
 {
     const fmlai_mqa_plan *plan = user;
-    run_block(plan, i, fmlai_mqa_scratch_of(plan, worker));
+    run_block(plan, i, fmlai_cpu_mqa_scratch_of(plan, worker));
 }
 
 typedef struct wave {
@@ -74,7 +75,7 @@ static void chunk_task(void *user, int64_t i, int32_t worker)
     const wave *w = user;
     const fmlai_mqa_plan *plan = w->plan;
     const fmlai_mqa_task *task = &w->tasks[i];
-    fmlai_mqa_scratch *scratch = fmlai_mqa_scratch_of(plan, worker);
+    fmlai_mqa_scratch *scratch = fmlai_cpu_mqa_scratch_of(plan, worker);
     fmlai_mqa_cursor cursor = {0, 0};
     fmlai_mqa_block block;
 
@@ -82,13 +83,14 @@ static void chunk_task(void *user, int64_t i, int32_t worker)
         run_block(plan, task->block, scratch);
         return;
     }
-    fmlai_mqa_block_at(plan, task->block, &block);
-    fmlai_mqa_measure(plan, &block, scratch->bound);
-    fmlai_mqa_skip(plan, &block, &cursor, task->chunk * FMLAI_MQA_CHUNK);
-    run_chunk(plan, &block, &cursor, scratch, fmlai_mqa_slot(plan, task->slot));
+    fmlai_cpu_mqa_block_at(plan, task->block, &block);
+    fmlai_cpu_mqa_measure(plan, &block, scratch->bound);
+    fmlai_cpu_mqa_skip(plan, &block, &cursor, task->chunk * FMLAI_MQA_CHUNK);
+    run_chunk(plan, &block, &cursor, scratch, fmlai_cpu_mqa_slot(plan, task->slot));
 }
 
-static void move_row(fmlai_mqa_total *dst, int32_t dst_row, const fmlai_mqa_total *src, int32_t src_row, int32_t d_v)
+static void move_row(fmlai_mqa_total *dst, int32_t dst_row, const fmlai_mqa_total *src, int32_t src_row,
+                     int32_t d_v)
 {
     dst->m[dst_row] = src->m[src_row];
     dst->l[dst_row] = src->l[src_row];
@@ -100,24 +102,24 @@ static void join_task(void *user, int64_t i, int32_t worker)
     const wave *w = user;
     const fmlai_mqa_plan *plan = w->plan;
     const fmlai_mqa_join *join = &w->joins[i / JOIN_PARTS];
-    fmlai_mqa_scratch *scratch = fmlai_mqa_scratch_of(plan, worker);
+    fmlai_mqa_scratch *scratch = fmlai_cpu_mqa_scratch_of(plan, worker);
     fmlai_mqa_total *total = scratch->total;
     int32_t begin = (int32_t)(i % JOIN_PARTS) * JOIN_ROWS, d_v = plan->p->d_v;
     fmlai_mqa_block block;
 
-    fmlai_mqa_block_at(plan, join->block, &block);
+    fmlai_cpu_mqa_block_at(plan, join->block, &block);
     for (int32_t r = begin; r < begin + JOIN_ROWS && r < block.tokens * block.heads; r++) {
         total->l[0] = 0.0;
         if (join->carry_in >= 0) {
-            move_row(total, 0, fmlai_mqa_carry(plan, join->carry_in), r, d_v);
+            move_row(total, 0, fmlai_cpu_mqa_carry(plan, join->carry_in), r, d_v);
         }
         for (int64_t c = 0; c < join->chunks; c++) {
-            fmlai_mqa_fold(total, 0, fmlai_mqa_slot(plan, join->slot + c), r, d_v);
+            fmlai_cpu_mqa_fold(total, 0, fmlai_cpu_mqa_slot(plan, join->slot + c), r, d_v);
         }
         if (join->carry_out >= 0) {
-            move_row(fmlai_mqa_carry(plan, join->carry_out), r, total, 0, d_v);
+            move_row(fmlai_cpu_mqa_carry(plan, join->carry_out), r, total, 0, d_v);
         } else {
-            fmlai_mqa_finish(plan, &block, r, total, 0, scratch->out);
+            fmlai_cpu_mqa_finish(plan, &block, r, total, 0, scratch->out);
         }
     }
 }
@@ -131,11 +133,11 @@ static void next_wave(wave *w)
     w->join_count = 0;
     for (; w->block < plan->blocks; w->block++, w->chunk = 0) {
         fmlai_mqa_block block;
-        fmlai_mqa_block_at(plan, w->block, &block);
+        fmlai_cpu_mqa_block_at(plan, w->block, &block);
         if (block.tokens == 0) {
             continue;
         }
-        fmlai_mqa_measure(plan, &block, NULL);
+        fmlai_cpu_mqa_measure(plan, &block, NULL);
         int64_t chunks = fmlai_plan_chunks(block.count[0] + block.count[1]);
         if (chunks <= 1) {
             w->tasks[w->task_count++] = (fmlai_mqa_task){w->block, 0, -1};
@@ -168,7 +170,7 @@ static void next_wave(wave *w)
 size_t fmlai_cpu_mqa_workspace(const void *state, const fmlai_mqa *p)
 {
     fmlai_mqa_plan plan;
-    fmlai_mqa_plan_make(&plan, state, p);
+    fmlai_cpu_mqa_plan_make(&plan, state, p);
     return plan.workspace_bytes;
 }
 
@@ -176,19 +178,19 @@ fmla_status fmlai_cpu_mqa(void *state, const fmlai_mqa *p, const fmlai_call *cal
 {
     const fmlai_cpu *cpu = state;
     fmlai_mqa_plan plan;
-    fmlai_mqa_plan_make(&plan, cpu, p);
+    fmlai_cpu_mqa_plan_make(&plan, cpu, p);
     plan.workspace = call->workspace;
     for (int32_t i = 0; i < cpu->threads; i++) {
         ((fmlai_mqa_scratch *)(plan.workspace + (size_t)i * plan.scratch_bytes))->ready = false;
     }
     if (p->fused.enabled) {
-        fmlai_mqa_clear_padding(p);
+        fmlai_cpu_mqa_clear_padding(p);
     }
     if (!plan.split) {
         fmlai_cpu_run(cpu, plan.blocks, block_task, &plan);
         return FMLA_OK;
     }
-    wave w = {.plan = &plan, .tasks = fmlai_mqa_table(&plan)};
+    wave w = {.plan = &plan, .tasks = fmlai_cpu_mqa_table(&plan)};
     w.joins = (fmlai_mqa_join *)(w.tasks + plan.slots + plan.blocks);
     while (w.block < plan.blocks) {
         next_wave(&w);

@@ -4,15 +4,15 @@
  *
  * The work of a call, from large to small:
  *
- *   block   up to 128 rows that share one token list: the heads of one KV head, of one query token or (paged lists) of
- *           several query tokens of one request, whose causal bounds differ
- *   chunk   FMLAI_PLAN_CHUNK_TOKENS attended tokens of the block's list, main then extra; gives a partial result
- *   tile    block_tokens tokens of a chunk, expanded once and shared by all rows: the tile kernels' operand
+ *   block   up to 128 rows that share one token list: the heads of one KV head, of one query token or (paged
+ * lists) of several query tokens of one request, whose causal bounds differ chunk   FMLAI_PLAN_CHUNK_TOKENS
+ * attended tokens of the block's list, main then extra; gives a partial result tile    block_tokens tokens of
+ * a chunk, expanded once and shared by all rows: the tile kernels' operand
  *
- * Chunks are counted in attended tokens: entries that are not attended are dropped before cutting. So the bits of a row
- * depend on the sequence of tokens that it attends and on nothing else: not on where invalid entries stand, in which of
- * two caches a token lives, which rows share the block, how many threads there are or what else is in the batch.
- * Partial results are joined by a left fold in ascending order, in float64.
+ * Chunks are counted in attended tokens: entries that are not attended are dropped before cutting. So the
+ * bits of a row depend on the sequence of tokens that it attends and on nothing else: not on where invalid
+ * entries stand, in which of two caches a token lives, which rows share the block, how many threads there are
+ * or what else is in the batch. Partial results are joined by a left fold in ascending order, in float64.
  *
  *   mqa.c         the two ways to hand out work, the entries of the backend
  *   mqa_plan.c    blocks, workspace
@@ -42,8 +42,9 @@ typedef struct fmlai_mqa_block {
     int64_t count[2]; /* entries of main and extra that the block's rows may see */
 } fmlai_mqa_block;
 
-/* Split plans: work of one wave. A task is a chunk whose partial goes to a slot, or (slot -1) a whole block. A join folds
- * the slots of a block, and what earlier waves left of it (carry_in), into results or (carry_out) into a carry; -1: none. */
+/* Split plans: work of one wave. A task is a chunk whose partial goes to a slot, or (slot -1) a whole block.
+ * A join folds the slots of a block, and what earlier waves left of it (carry_in), into results or
+ * (carry_out) into a carry; -1: none. */
 typedef struct fmlai_mqa_task {
     int64_t block;
     int64_t chunk;
@@ -69,7 +70,7 @@ typedef struct fmlai_mqa_partial {
 typedef struct fmlai_mqa_total {
     double m[FMLAI_TILE_ROWS];
     double l[FMLAI_TILE_ROWS]; /* 0: nothing attended yet */
-    double o[]; /* [rows][d_v] */
+    double o[];                /* [rows][d_v] */
 } fmlai_mqa_total;
 
 /* Where a walk over the attended tokens of a block stands. */
@@ -96,13 +97,13 @@ typedef struct fmlai_mqa_scratch {
     int64_t bound[FMLAI_TILE_ROWS]; /* entries that each row may see */
     fmlai_softmax_state state;
     fmlai_mqa_tokens tokens;
-    float *query;           /* [rows][d_qk] */
+    float *query; /* [rows][d_qk] */
     void *packed_rows;
     void *tile;
     float *scores;
     void *packed_weights;
     void *packed_sums;
-    float *out;             /* [d_v] */
+    float *out; /* [d_v] */
     fmlai_mqa_partial *partial;
     fmlai_mqa_total *total; /* total_rows of them */
 } fmlai_mqa_scratch;
@@ -121,52 +122,55 @@ typedef struct fmlai_mqa_plan {
     int64_t token_blocks; /* blocks along query tokens, some of them empty if ragged */
     int64_t blocks;
     int64_t max_chunks;
-    bool split;           /* tasks are chunks; otherwise blocks */
-    int64_t slots;        /* partials held at a time, if split */
-    int32_t total_rows;   /* rows of a worker's total */
+    bool split;         /* tasks are chunks; otherwise blocks */
+    int64_t slots;      /* partials held at a time, if split */
+    int32_t total_rows; /* rows of a worker's total */
     size_t partial_bytes;
     size_t total_bytes;
     size_t scratch_bytes;
-    size_t table_bytes;   /* tasks and joins of a wave, if split */
+    size_t table_bytes; /* tasks and joins of a wave, if split */
     size_t workspace_bytes;
     uint8_t *workspace;
 } fmlai_mqa_plan;
 
 /* mqa_plan.c */
-void fmlai_mqa_plan_make(fmlai_mqa_plan *plan, const fmlai_cpu *cpu, const fmlai_mqa *p);
-void fmlai_mqa_block_at(const fmlai_mqa_plan *plan, int64_t index, fmlai_mqa_block *block);
+void fmlai_cpu_mqa_plan_make(fmlai_mqa_plan *plan, const fmlai_cpu *cpu, const fmlai_mqa *p);
+void fmlai_cpu_mqa_block_at(const fmlai_mqa_plan *plan, int64_t index, fmlai_mqa_block *block);
 /* A worker's memory, set up when the worker first asks. */
-fmlai_mqa_scratch *fmlai_mqa_scratch_of(const fmlai_mqa_plan *plan, int32_t worker);
+fmlai_mqa_scratch *fmlai_cpu_mqa_scratch_of(const fmlai_mqa_plan *plan, int32_t worker);
 /* Partial slot, and one of two totals that carry a block from wave to wave; split plans only. */
-fmlai_mqa_partial *fmlai_mqa_slot(const fmlai_mqa_plan *plan, int64_t slot);
-fmlai_mqa_total *fmlai_mqa_carry(const fmlai_mqa_plan *plan, int32_t which);
-void *fmlai_mqa_table(const fmlai_mqa_plan *plan);
+fmlai_mqa_partial *fmlai_cpu_mqa_slot(const fmlai_mqa_plan *plan, int64_t slot);
+fmlai_mqa_total *fmlai_cpu_mqa_carry(const fmlai_mqa_plan *plan, int32_t which);
+void *fmlai_cpu_mqa_table(const fmlai_mqa_plan *plan);
 
 /* mqa_query.c */
 /* Rows of the block as floats in scratch->query, rounded as attention sees them, and scratch->scale2. */
-void fmlai_mqa_load_query(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, fmlai_mqa_scratch *scratch);
+void fmlai_cpu_mqa_load_query(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block,
+                              fmlai_mqa_scratch *scratch);
 
 /* mqa_gather.c */
 /* Entries that the block may see (block->count) and each row's bound. */
-void fmlai_mqa_measure(const fmlai_mqa_plan *plan, fmlai_mqa_block *block, int64_t *bound);
+void fmlai_cpu_mqa_measure(const fmlai_mqa_plan *plan, fmlai_mqa_block *block, int64_t *bound);
 /* Steps over `count` attended tokens. */
-void fmlai_mqa_skip(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, fmlai_mqa_cursor *cursor, int64_t count);
+void fmlai_cpu_mqa_skip(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, fmlai_mqa_cursor *cursor,
+                        int64_t count);
 /* The next attended tokens, up to a chunk; count 0: the lists are at their end. */
-void fmlai_mqa_gather(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, fmlai_mqa_cursor *cursor,
-                      fmlai_mqa_tokens *tokens);
+void fmlai_cpu_mqa_gather(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, fmlai_mqa_cursor *cursor,
+                          fmlai_mqa_tokens *tokens);
 
 /* mqa_chunk.c */
 /* Attention of the block's packed rows over scratch->tokens. */
-void fmlai_mqa_chunk(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, fmlai_mqa_scratch *scratch,
-                     fmlai_mqa_partial *partial);
+void fmlai_cpu_mqa_chunk(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, fmlai_mqa_scratch *scratch,
+                         fmlai_mqa_partial *partial);
 
 /* mqa_finish.c */
 /* total_row of `total` joins row `row` of `partial`. */
-void fmlai_mqa_fold(fmlai_mqa_total *total, int32_t total_row, const fmlai_mqa_partial *partial, int32_t row, int32_t d_v);
+void fmlai_cpu_mqa_fold(fmlai_mqa_total *total, int32_t total_row, const fmlai_mqa_partial *partial,
+                        int32_t row, int32_t d_v);
 /* Writes all results of row `row`, whose fold is total_row of `total`. out: [d_v] scratch. */
-void fmlai_mqa_finish(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, int32_t row, const fmlai_mqa_total *total,
-                      int32_t total_row, float *out);
+void fmlai_cpu_mqa_finish(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, int32_t row,
+                          const fmlai_mqa_total *total, int32_t total_row, float *out);
 /* Sets the scale words of tokens that do not exist to zero. */
-void fmlai_mqa_clear_padding(const fmlai_mqa *p);
+void fmlai_cpu_mqa_clear_padding(const fmlai_mqa *p);
 
 #endif

@@ -1,22 +1,23 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * mqa_finish.c: from partial results to outputs: the fold over chunks, the sink, the division, conjugate RoPE and fp8
- * cast of the fused operations, lse and max_logits.
+ * mqa_finish.c: from partial results to outputs: the fold over chunks, the sink, the division, conjugate RoPE
+ * and fp8 cast of the fused operations, lse and max_logits.
  */
 #include <math.h>
 #include <string.h>
 
 #include "mqa.h"
 
-#define LOG2_E 1.4426950408889634074
-#define LN_2 0.69314718055994530942
+#define LOG2_E     1.4426950408889634074
+#define LN_2       0.69314718055994530942
 #define CAST_GROUP 32
 
 /*
- * Empty partials leave the total untouched, and the first one that is not becomes it unchanged: a row whose tokens fit in
- * one chunk has the bits of that chunk, however many empty ones follow.
+ * Empty partials leave the total untouched, and the first one that is not becomes it unchanged: a row whose
+ * tokens fit in one chunk has the bits of that chunk, however many empty ones follow.
  */
-void fmlai_mqa_fold(fmlai_mqa_total *total, int32_t total_row, const fmlai_mqa_partial *partial, int32_t row, int32_t d_v)
+void fmlai_cpu_mqa_fold(fmlai_mqa_total *total, int32_t total_row, const fmlai_mqa_partial *partial,
+                        int32_t row, int32_t d_v)
 {
     double *o = total->o + (int64_t)total_row * d_v;
     const float *x = partial->o + (int64_t)row * d_v;
@@ -59,9 +60,9 @@ static void unrotate(const fmlai_mqa *p, int64_t token, float *out)
     }
 }
 
-/* Codes and scale bytes of one row; chunks of 32 dims are transposed against the heads of the group. A scale byte is byte
- * chunk % 4 of a word, counted from the lowest address: rows that share words run at the same time, so bytes are written,
- * not words. */
+/* Codes and scale bytes of one row; chunks of 32 dims are transposed against the heads of the group. A scale
+ * byte is byte chunk % 4 of a word, counted from the lowest address: rows that share words run at the same
+ * time, so bytes are written, not words. */
 static void cast(const fmlai_mqa *p, int64_t token, int32_t head, const float *out)
 {
     const fmlai_fused *f = &p->fused;
@@ -76,7 +77,7 @@ static void cast(const fmlai_mqa *p, int64_t token, int32_t head, const float *o
     }
 }
 
-void fmlai_mqa_clear_padding(const fmlai_mqa *p)
+void fmlai_cpu_mqa_clear_padding(const fmlai_mqa *p)
 {
     const fmlai_fused *f = &p->fused;
     int64_t words = (int64_t)f->groups * f->group_heads * p->d_v / (4 * CAST_GROUP);
@@ -110,8 +111,8 @@ static void store_scalar(const fmlai_mqa *p, const fmlai_rows *rows, int64_t tok
     }
 }
 
-void fmlai_mqa_finish(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, int32_t row, const fmlai_mqa_total *total,
-                      int32_t total_row, float *out)
+void fmlai_cpu_mqa_finish(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, int32_t row,
+                          const fmlai_mqa_total *total, int32_t total_row, float *out)
 {
     const fmlai_mqa *p = plan->p;
     int64_t token = block->token + row / block->heads;

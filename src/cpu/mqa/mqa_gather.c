@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * mqa_gather.c: the attended tokens of a block, as slots, in the order of its lists: main, then extra. Entries that are
- * not attended leave no trace. Block table entries beyond the counted tokens are never read.
+ * mqa_gather.c: the attended tokens of a block, as slots, in the order of its lists: main, then extra.
+ * Entries that are not attended leave no trace. Block table entries beyond the counted tokens are never read.
  */
 #include "mqa.h"
 
@@ -10,7 +10,7 @@ static const fmlai_token_list *list_of(const fmlai_mqa *p, int32_t which)
     return which == 0 ? &p->main : &p->extra;
 }
 
-void fmlai_mqa_measure(const fmlai_mqa_plan *plan, fmlai_mqa_block *block, int64_t *bound)
+void fmlai_cpu_mqa_measure(const fmlai_mqa_plan *plan, fmlai_mqa_block *block, int64_t *bound)
 {
     const fmlai_mqa *p = plan->p;
     block->count[0] = 0;
@@ -57,12 +57,13 @@ static int64_t walk_paged(const fmlai_token_list *list, const fmlai_mqa_block *b
     return next;
 }
 
-static int64_t walk_indexed(const fmlai_mqa *p, const fmlai_token_list *list, const fmlai_mqa_block *block, int64_t count,
-                            int64_t next, walk *w)
+static int64_t walk_indexed(const fmlai_mqa *p, const fmlai_token_list *list, const fmlai_mqa_block *block,
+                            int64_t count, int64_t next, walk *w)
 {
     const int32_t *row = list->indices + block->token / p->s_q * list->index_outer +
                          block->token % p->s_q * list->index_inner + block->kv_head * list->index_head;
-    /* Slots below num_pages * page_size exist; entries are int32, so a product beyond them may be cut to 2^31. */
+    /* Slots below num_pages * page_size exist; entries are int32, so a product beyond them may be cut to
+     * 2^31. */
     int64_t pool = list->pool.num_pages > INT32_MAX / list->pool.page_size
                        ? (int64_t)INT32_MAX + 1
                        : list->pool.num_pages * list->pool.page_size;
@@ -79,7 +80,8 @@ static int64_t walk_indexed(const fmlai_mqa *p, const fmlai_token_list *list, co
 }
 
 /* Goes on in the cursor's list; at its end, to the next list that has entries. list == 2: there is none. */
-static void walk_on(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, fmlai_mqa_cursor *cursor, walk *w)
+static void walk_on(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, fmlai_mqa_cursor *cursor,
+                    walk *w)
 {
     const fmlai_token_list *list = list_of(plan->p, cursor->list);
     int64_t count = block->count[cursor->list];
@@ -94,7 +96,8 @@ static void walk_on(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, fm
     }
 }
 
-void fmlai_mqa_skip(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, fmlai_mqa_cursor *cursor, int64_t count)
+void fmlai_cpu_mqa_skip(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, fmlai_mqa_cursor *cursor,
+                        int64_t count)
 {
     walk w = {.limit = count};
     while (cursor->list < 2 && w.found < w.limit) {
@@ -102,8 +105,8 @@ void fmlai_mqa_skip(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, fm
     }
 }
 
-void fmlai_mqa_gather(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, fmlai_mqa_cursor *cursor,
-                      fmlai_mqa_tokens *tokens)
+void fmlai_cpu_mqa_gather(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, fmlai_mqa_cursor *cursor,
+                          fmlai_mqa_tokens *tokens)
 {
     walk w = {.limit = FMLAI_MQA_CHUNK, .slots = tokens->slots, .entries = tokens->entries};
     tokens->main_count = 0;

@@ -1,20 +1,21 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * mqa_plan.c: how a call is cut into blocks, and where everything lies in the workspace; from shapes and the number of
- * threads alone.
+ * mqa_plan.c: how a call is cut into blocks, and where everything lies in the workspace; from shapes and the
+ * number of threads alone.
  *
- * Two ways to hand out work. With many blocks, a task is a block: its chunks are folded one after the other. With few (a
- * small batch over long lists), a task is a chunk; partial results wait in slots until their block is complete. A plan has
- * a bounded number of slots (about 4 a thread), so chunks are handed out in waves, and a block that a wave cuts is carried
- * over. Both ways fold the same partials in the same order: same bits.
+ * Two ways to hand out work. With many blocks, a task is a block: its chunks are folded one after the other.
+ * With few (a small batch over long lists), a task is a chunk; partial results wait in slots until their
+ * block is complete. A plan has a bounded number of slots (about 4 a thread), so chunks are handed out in
+ * waves, and a block that a wave cuts is carried over. Both ways fold the same partials in the same order:
+ * same bits.
  */
 #include <string.h>
 
 #include "mqa.h"
 
 #define SPLIT_BELOW_BLOCKS 8 /* per thread: with more blocks than this, they are tasks enough */
-#define SLOTS_PER_THREAD 4
-#define SLOTS_MIN 32
+#define SLOTS_PER_THREAD   4
+#define SLOTS_MIN          32
 
 static int64_t min64(int64_t a, int64_t b)
 {
@@ -34,7 +35,8 @@ static size_t lines(size_t bytes)
 static int64_t most_entries(const fmlai_token_list *list)
 {
     if (list->kind == FMLAI_LIST_PAGED) {
-        return list->max_pages > INT32_MAX / list->pool.page_size ? INT32_MAX : list->max_pages * list->pool.page_size;
+        return list->max_pages > INT32_MAX / list->pool.page_size ? INT32_MAX
+                                                                  : list->max_pages * list->pool.page_size;
     }
     return list->kind == FMLAI_LIST_INDEXED ? list->topk : 0;
 }
@@ -51,7 +53,8 @@ static void cut_blocks(fmlai_mqa_plan *plan)
         plan->block_tokens = (int32_t)min64(FMLAI_TILE_ROWS / shared, p->s_q);
     }
     if (plan->block_tokens > 1) {
-        /* Ragged: request r's blocks begin at cu_seqlens_q[r] / block_tokens + r, which leaves room for all of them. */
+        /* Ragged: request r's blocks begin at cu_seqlens_q[r] / block_tokens + r, which leaves room for all
+         * of them. */
         plan->token_blocks = p->cu_seqlens_q ? p->num_tokens / plan->block_tokens + p->batch
                                              : p->num_tokens / p->s_q * ceil_div(p->s_q, plan->block_tokens);
     }
@@ -109,7 +112,7 @@ static bool is_f16(const fmlai_token_list *list)
     return list->kind != FMLAI_LIST_NONE && list->pool.format.element == FMLA_F16;
 }
 
-void fmlai_mqa_plan_make(fmlai_mqa_plan *plan, const fmlai_cpu *cpu, const fmlai_mqa *p)
+void fmlai_cpu_mqa_plan_make(fmlai_mqa_plan *plan, const fmlai_cpu *cpu, const fmlai_mqa *p)
 {
     bool f16 = p->q.dtype != FMLA_BF16 || is_f16(&p->main) || is_f16(&p->extra);
     memset(plan, 0, sizeof *plan);
@@ -117,15 +120,18 @@ void fmlai_mqa_plan_make(fmlai_mqa_plan *plan, const fmlai_cpu *cpu, const fmlai
     plan->p = p;
     plan->kernels = f16 ? &cpu->tile_f32 : &cpu->tile_bf16;
     plan->tile_stride = fmlai_tile_stride(plan->kernels->dtype, p->d_qk);
-    const fmlai_expand *table = plan->kernels->dtype == FMLA_BF16 ? cpu->quant.expand_bf16 : cpu->quant.expand_f32;
+    const fmlai_expand *table =
+        plan->kernels->dtype == FMLA_BF16 ? cpu->quant.expand_bf16 : cpu->quant.expand_f32;
     plan->expand[0] = fmlai_expand_for(table, &p->main.pool);
     plan->expand[1] = p->extra.kind == FMLAI_LIST_NONE ? NULL : fmlai_expand_for(table, &p->extra.pool);
     cut_blocks(plan);
 
     plan->max_chunks = fmlai_plan_chunks(most_entries(&p->main) + most_entries(&p->extra));
-    plan->split = cpu->threads > 1 && plan->max_chunks > 1 && plan->blocks < (int64_t)cpu->threads * SPLIT_BELOW_BLOCKS;
+    plan->split =
+        cpu->threads > 1 && plan->max_chunks > 1 && plan->blocks < (int64_t)cpu->threads * SPLIT_BELOW_BLOCKS;
     plan->total_rows = plan->max_chunks > 1 && !plan->split ? plan->rows : 1;
-    plan->partial_bytes = lines(sizeof(fmlai_mqa_partial) + (size_t)plan->rows * (size_t)p->d_v * sizeof(float));
+    plan->partial_bytes =
+        lines(sizeof(fmlai_mqa_partial) + (size_t)plan->rows * (size_t)p->d_v * sizeof(float));
     plan->total_bytes = lines(sizeof(fmlai_mqa_total) + (size_t)plan->rows * (size_t)p->d_v * sizeof(double));
     plan->scratch_bytes = lay_out_scratch(plan, NULL);
     plan->workspace_bytes = plan->scratch_bytes * (size_t)cpu->threads;
@@ -134,11 +140,12 @@ void fmlai_mqa_plan_make(fmlai_mqa_plan *plan, const fmlai_cpu *cpu, const fmlai
         plan->slots = min64(slots < SLOTS_MIN ? SLOTS_MIN : slots, plan->blocks * plan->max_chunks);
         plan->table_bytes = lines((size_t)(plan->slots + plan->blocks) * sizeof(fmlai_mqa_task)) +
                             lines((size_t)(plan->blocks + 1) * sizeof(fmlai_mqa_join));
-        plan->workspace_bytes += (size_t)plan->slots * plan->partial_bytes + 2 * plan->total_bytes + plan->table_bytes;
+        plan->workspace_bytes +=
+            (size_t)plan->slots * plan->partial_bytes + 2 * plan->total_bytes + plan->table_bytes;
     }
 }
 
-fmlai_mqa_scratch *fmlai_mqa_scratch_of(const fmlai_mqa_plan *plan, int32_t worker)
+fmlai_mqa_scratch *fmlai_cpu_mqa_scratch_of(const fmlai_mqa_plan *plan, int32_t worker)
 {
     uint8_t *base = plan->workspace + (size_t)worker * plan->scratch_bytes;
     fmlai_mqa_scratch *scratch = (fmlai_mqa_scratch *)base;
@@ -150,24 +157,25 @@ fmlai_mqa_scratch *fmlai_mqa_scratch_of(const fmlai_mqa_plan *plan, int32_t work
     return scratch;
 }
 
-fmlai_mqa_partial *fmlai_mqa_slot(const fmlai_mqa_plan *plan, int64_t slot)
+fmlai_mqa_partial *fmlai_cpu_mqa_slot(const fmlai_mqa_plan *plan, int64_t slot)
 {
     uint8_t *base = plan->workspace + plan->scratch_bytes * (size_t)plan->cpu->threads;
     return (fmlai_mqa_partial *)(base + (size_t)slot * plan->partial_bytes);
 }
 
-fmlai_mqa_total *fmlai_mqa_carry(const fmlai_mqa_plan *plan, int32_t which)
+fmlai_mqa_total *fmlai_cpu_mqa_carry(const fmlai_mqa_plan *plan, int32_t which)
 {
-    uint8_t *base = (uint8_t *)fmlai_mqa_slot(plan, plan->slots);
+    uint8_t *base = (uint8_t *)fmlai_cpu_mqa_slot(plan, plan->slots);
     return (fmlai_mqa_total *)(base + (size_t)which * plan->total_bytes);
 }
 
-void *fmlai_mqa_table(const fmlai_mqa_plan *plan)
+void *fmlai_cpu_mqa_table(const fmlai_mqa_plan *plan)
 {
-    return fmlai_mqa_carry(plan, 2);
+    return fmlai_cpu_mqa_carry(plan, 2);
 }
 
-/* The request whose blocks hold number `index` along query tokens, and the block's first query token in it. */
+/* The request whose blocks hold number `index` along query tokens, and the block's first query token in it.
+ */
 static void find_ragged(const fmlai_mqa_plan *plan, int64_t index, int64_t *request, int64_t *first)
 {
     const int32_t *cu = plan->p->cu_seqlens_q;
@@ -184,7 +192,7 @@ static void find_ragged(const fmlai_mqa_plan *plan, int64_t index, int64_t *requ
     *first = (index - cu[low] / plan->block_tokens - low) * plan->block_tokens;
 }
 
-void fmlai_mqa_block_at(const fmlai_mqa_plan *plan, int64_t index, fmlai_mqa_block *block)
+void fmlai_cpu_mqa_block_at(const fmlai_mqa_plan *plan, int64_t index, fmlai_mqa_block *block)
 {
     const fmlai_mqa *p = plan->p;
     int64_t part = index % ((int64_t)p->h_kv * plan->head_blocks);

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * mqa_query.c: the rows of a block as floats. Plain operations just widen q. Fused ones undo the storage order, take the
- * RMS factor from the stored values (it goes into the logits, q itself is not scaled), rotate the last rope_dim dims in
- * fp32 and round those to bf16, as docs/numerics.md defines.
+ * mqa_query.c: the rows of a block as floats. Plain operations just widen q. Fused ones undo the storage
+ * order, take the RMS factor from the stored values (it goes into the logits, q itself is not scaled), rotate
+ * the last rope_dim dims in fp32 and round those to bf16, as docs/numerics.md defines.
  */
 #include <math.h>
 #include <string.h>
 
 #include "mqa.h"
 
-#define LOG2_E 1.4426950408889634074
+#define LOG2_E       1.4426950408889634074
 #define PERMUTED_RUN 16 /* dims of a head that lie together in permuted storage */
 
 static void widen(float *dst, const void *src, fmla_dtype dtype, int64_t offset, int32_t n)
@@ -73,7 +73,8 @@ static void rotate(const fmlai_mqa *p, int64_t token, float *q)
     }
 }
 
-void fmlai_mqa_load_query(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, fmlai_mqa_scratch *scratch)
+void fmlai_cpu_mqa_load_query(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block,
+                              fmlai_mqa_scratch *scratch)
 {
     const fmlai_mqa *p = plan->p;
     for (int32_t r = 0; r < block->tokens * block->heads; r++) {

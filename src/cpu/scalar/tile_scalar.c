@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * tile_scalar.c: the tile kernels in portable C, written to be read; the other tiers must agree with it to rounding.
+ * tile_scalar.c: the tile kernels in portable C, written to be read; the other tiers must agree with it to
+ * rounding.
  *
- * Layouts: packed rows [d][lanes], packed weights [tokens][lanes], packed sums [rows][d], all float; lanes are the rows
- * rounded up to whole vectors. Sums over many terms are made of short blocks, so that rounding errors do not pile up in
- * one long chain: dot products of BLOCK_DIMS, weighted sums of one tile.
+ * Layouts: packed rows [d][lanes], packed weights [tokens][lanes], packed sums [rows][d], all float; lanes
+ * are the rows rounded up to whole vectors. Sums over many terms are made of short blocks, so that rounding
+ * errors do not pile up in one long chain: dot products of BLOCK_DIMS, weighted sums of one tile.
  */
 #include <math.h>
 #include <string.h>
@@ -70,8 +71,8 @@ static int32_t seen(const int32_t *visible, int32_t row, int32_t tokens)
     return visible[row] < 0 ? 0 : visible[row];
 }
 
-static void softmax(fmlai_softmax_state *state, float *alpha, void *packed_weights, float *s, const float *scale2,
-                    const int32_t *visible, int32_t rows, int32_t tokens)
+static void softmax(fmlai_softmax_state *state, float *alpha, void *packed_weights, float *s,
+                    const float *scale2, const int32_t *visible, int32_t rows, int32_t tokens)
 {
     int32_t lanes = fmlai_tile_lanes(rows);
     float *weights = packed_weights;
