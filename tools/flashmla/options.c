@@ -7,6 +7,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <unistd.h>
 
 static bool progress_shown;
@@ -131,7 +132,7 @@ int cli_parse_double(const char *what, const char *text, double *value)
 int32_t cli_isa_by_name(const char *name)
 {
     for (int32_t isa = 0; isa < FMLA_ISA_COUNT; isa++) {
-        if (strcmp(name, fmla_isa_name((fmla_isa)isa)) == 0) {
+        if (strcasecmp(name, fmla_isa_name((fmla_isa)isa)) == 0) {
             return isa;
         }
     }
@@ -141,7 +142,7 @@ int32_t cli_isa_by_name(const char *name)
 int32_t cli_dtype_by_name(const char *name)
 {
     for (int32_t dtype = FMLA_BF16; dtype <= FMLA_F8_E8M0; dtype++) {
-        if (strcmp(name, fmla_dtype_name((fmla_dtype)dtype)) == 0) {
+        if (strcasecmp(name, fmla_dtype_name((fmla_dtype)dtype)) == 0) {
             return dtype;
         }
     }

@@ -195,6 +195,9 @@ static int find_pieces(const plan_request *r, plan *p, const int32_t *metadata)
             piece->request = request;
             piece->begin = request == row[0] ? row[2] : 0;
             piece->end = request == row[1] ? row[3] : blocks_of(r, p, request);
+            if (r->topk < 0 && p->lengths[request] == 0) {
+                piece->end = piece->begin; /* counted as a block, but there is nothing to read */
+            }
             piece->split = request == row[0] ? row[4] : 0;
         }
     }

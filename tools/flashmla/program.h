@@ -111,7 +111,7 @@ int cli_context_open(const cli_options *options, fmla_context **context);
 int cli_parse_int(const char *what, const char *text, int64_t low, int64_t high, int64_t *value);
 int cli_parse_double(const char *what, const char *text, double *value);
 
-/* Names to values; -1 if unknown. Spelled as the library spells them. */
+/* Names to values; -1 if unknown. Spelled as the library spells them, in any case. */
 int32_t cli_isa_by_name(const char *name);
 int32_t cli_dtype_by_name(const char *name);
 
