@@ -25,8 +25,22 @@
 
 /* First member set, the rest zero, without a warning in C or C++. */
 #if defined(__cplusplus)
-#define FMLA_SIZED(type) {sizeof(type)}
-#define FMLA_SIZED_SCALED(type) {sizeof(type), FMLA_SCALE_DEFAULT}
+extern "C++" { /* also where a caller includes this inside extern "C" */
+template <typename T> static inline T fmla_sized()
+{
+    T made = T();
+    made.struct_size = sizeof(T);
+    return made;
+}
+template <typename T> static inline T fmla_sized_scaled(float scale)
+{
+    T made = fmla_sized<T>();
+    made.softmax_scale = scale;
+    return made;
+}
+}
+#define FMLA_SIZED(type) fmla_sized<type>()
+#define FMLA_SIZED_SCALED(type) fmla_sized_scaled<type>(FMLA_SCALE_DEFAULT)
 #else
 #define FMLA_SIZED(type) {.struct_size = sizeof(type)}
 #define FMLA_SIZED_SCALED(type) {.struct_size = sizeof(type), .softmax_scale = FMLA_SCALE_DEFAULT}
