@@ -96,10 +96,10 @@ static void f16_row(float *dst, const uint8_t *src, int32_t n)
 
 /* ---- formats ----------------------------------------------------------------------------------------------------- */
 
-/* The largest and smallest scales whose products with e4m3 codes all fit bf16: 2^119 and 2^-124. */
+/* Products of e4m3 codes with a power of two of at least 2^-124 need no rounding: they fit bf16, or overflow floats, too. */
 ALWAYS_INLINE bool products_fit(int32_t biased_exponent)
 {
-    return biased_exponent >= 3 && biased_exponent <= 246;
+    return biased_exponent >= 3;
 }
 
 ALWAYS_INLINE void e8m0_groups(float *dst, const uint8_t *codes, const uint8_t *scales, int32_t dims, int32_t group)
