@@ -19,20 +19,21 @@ static inline __attribute__((always_inline)) void multiply(float *sums, const fl
                                                            int32_t tokens, int32_t n)
 {
     __m256 acc[GROUP_ROWS][2];
+#pragma GCC unroll 6
     for (int32_t i = 0; i < n; i++) {
         acc[i][0] = acc[i][1] = _mm256_setzero_ps();
     }
     for (int32_t t = 0; t < tokens; t++) {
-        __m256 v0 = _mm256_load_ps(tile);
-        __m256 v1 = _mm256_load_ps(tile + 8);
+        __m256 v0 = _mm256_load_ps(tile + t * tile_stride);
+        __m256 v1 = _mm256_load_ps(tile + t * tile_stride + 8);
+#pragma GCC unroll 6
         for (int32_t i = 0; i < n; i++) {
-            __m256 w = _mm256_broadcast_ss(weights + i);
+            __m256 w = _mm256_broadcast_ss(weights + t * weights_stride_ + i);
             acc[i][0] = _mm256_fmadd_ps(w, v0, acc[i][0]);
             acc[i][1] = _mm256_fmadd_ps(w, v1, acc[i][1]);
         }
-        tile += tile_stride;
-        weights += weights_stride_;
     }
+#pragma GCC unroll 6
     for (int32_t i = 0; i < n; i++) {
         float *at = sums + i * STRIP;
         if (alpha) {

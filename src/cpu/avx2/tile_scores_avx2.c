@@ -19,18 +19,21 @@ static inline __attribute__((always_inline)) void multiply(float *s, int64_t s_s
                                                            int32_t dims, bool first, int32_t n)
 {
     __m256 acc[GROUP_TOKENS][2];
+#pragma GCC unroll 6
     for (int32_t j = 0; j < n; j++) {
         acc[j][0] = acc[j][1] = _mm256_setzero_ps();
     }
     for (int32_t k = 0; k < dims; k++) {
         __m256 r0 = _mm256_load_ps(rows + k * STRIP);
         __m256 r1 = _mm256_load_ps(rows + k * STRIP + 8);
+#pragma GCC unroll 6
         for (int32_t j = 0; j < n; j++) {
             __m256 x = _mm256_broadcast_ss(tile + j * tile_stride + k);
             acc[j][0] = _mm256_fmadd_ps(x, r0, acc[j][0]);
             acc[j][1] = _mm256_fmadd_ps(x, r1, acc[j][1]);
         }
     }
+#pragma GCC unroll 6
     for (int32_t j = 0; j < n; j++) {
         float *at = s + j * s_stride;
         if (!first) {
