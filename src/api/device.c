@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../cpu/cpu.h"
 #include "context.h"
 #include "read.h"
 

@@ -38,7 +38,6 @@ void fmlai_cpu_run(const fmlai_cpu *cpu, int64_t count, void (*body)(void *user,
 /* features.c: what processor and operating system offer (cpuid, xgetbv), and what was built. */
 bool fmlai_isa_offered(fmla_isa isa); /* by the processor and its operating system */
 bool fmlai_isa_built(fmla_isa isa);
-bool fmlai_isa_usable(fmla_isa isa);  /* both; AVX512BF16 built on an emulation: wherever AVX2 is */
 fmla_isa fmlai_isa_best(void);
 size_t fmlai_l2_bytes(void);
 int32_t fmlai_processors(void); /* that this process may use: affinity and cgroup quota */
