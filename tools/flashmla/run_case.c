@@ -42,6 +42,9 @@ int run_open(run_case *c)
 {
     char error[1024];
 
+    if (strlen(c->prefix) > RUN_NAME - 64) {
+        return cli_error("the prefix '%.64s...' is too long", c->prefix);
+    }
     if (st_read(&c->in, c->path, error, sizeof error) != 0) {
         return cli_error("%s", error);
     }
@@ -106,20 +109,17 @@ int run_called(run_case *c, fmla_status status)
 
 /* ---- settings -------------------------------------------------------------------------------------------- */
 
-static int join(const run_case *c, const char *name, char *full)
+/* The full name of a tensor; run_open has seen to it that it fits. */
+static void join(const run_case *c, const char *name, char *full)
 {
-    int length = snprintf(full, RUN_NAME, "%s%s", c->prefix, name);
-
-    return length >= 0 && length < RUN_NAME ? CLI_OK : cli_error("the prefix '%.64s...' is too long", c->prefix);
+    snprintf(full, RUN_NAME, "%s%s", c->prefix, name);
 }
 
 const fmla_tensor *run_peek(run_case *c, const char *name)
 {
     char full[RUN_NAME];
 
-    if (join(c, name, full) != CLI_OK) {
-        return NULL;
-    }
+    join(c, name, full);
     for (size_t i = 0; i < c->in.count; i++) {
         if (strcmp(c->in.entries[i].name, full) == 0) {
             c->tensor_used[i] = true;
@@ -166,6 +166,7 @@ static void scalar_text(const fmla_tensor *tensor, char *text, size_t size)
 static const char *find_setting(run_case *c, const char *key, char *text, size_t size)
 {
     char full[RUN_NAME];
+    const fmla_tensor *tensor = run_peek(c, key); /* known to the operation even where the command line wins */
 
     for (int i = 0; i < c->setting_count; i++) {
         if (strcmp(c->settings[i].key, key) == 0) {
@@ -173,12 +174,12 @@ static const char *find_setting(run_case *c, const char *key, char *text, size_t
             return c->settings[i].value;
         }
     }
-    const fmla_tensor *tensor = run_peek(c, key);
     if (tensor != NULL && run_elements(tensor) == 1) {
         scalar_text(tensor, text, size);
         return text;
     }
-    const char *value = join(c, key, full) == CLI_OK ? st_meta(&c->in, full) : NULL;
+    join(c, key, full);
+    const char *value = st_meta(&c->in, full);
     return value != NULL ? value : st_meta(&c->in, key);
 }
 
@@ -312,7 +313,8 @@ const char *run_first_name(const run_case *c, const char *const *names)
     char full[RUN_NAME];
 
     for (; *names != NULL; names++) {
-        if (join(c, *names, full) == CLI_OK && st_find(&c->in, full) != NULL) {
+        join(c, *names, full);
+        if (st_find(&c->in, full) != NULL) {
             return *names;
         }
     }
