@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The program as a whole: help, unknown words, options that every command takes, info, a standard output that is full."""
+"""The program as a whole: help, unknown words, the options of every command, info, a full standard output."""
 import os
 import re
 import subprocess
@@ -102,7 +102,8 @@ class Info(ProgramTest):
                  "v41-fp4-page": 288}
         self.assertEqual({name: f["bytes_per_token"] for name, f in formats.items()}, sizes)
         self.assertEqual([n for n, f in formats.items() if f["extra_only"]], ["v41-fp4", "v41-fp4-page"])
-        self.assertEqual((formats["v4"]["layout"], formats["v4"]["group"], formats["v4"]["rope_dims"]), ("page", 64, 64))
+        v4 = formats["v4"]
+        self.assertEqual((v4["layout"], v4["group"], v4["rope_dims"]), ("page", 64, 64))
 
     def test_combinations(self):
         operations = self.good_json("info", "--backend", "cpu")["operations"]
