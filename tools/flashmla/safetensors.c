@@ -55,6 +55,9 @@ int st_fail(char *error, size_t error_size, const char *format, ...)
     va_start(arguments, format);
     vsnprintf(error, error_size, format, arguments);
     va_end(arguments);
+    for (char *c = error; *c != '\0'; c++) {
+        *c = (unsigned char)*c < 0x20 || *c == 0x7F ? ' ' : *c; /* names in files may hold anything */
+    }
     return -1;
 }
 
