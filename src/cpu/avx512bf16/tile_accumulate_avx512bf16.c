@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * tile_accumulate_avx512bf16.c: sums = sums * alpha + weights^T tile. Dims are the lanes. Strip by strip of
+ * 64 dims, tokens are interleaved in pairs into a buffer (16 KB of 128 tokens: it stays in L1); then for
+ * every four rows, four vectors of dims make 16 accumulators, and a pair of tokens takes four loads and four
+ * broadcasts of a pair of weights for 16 VDPBF16PS. A tile's products are added up from zero and joined to
+ * the old sums at the end, which keeps rounding chains as short as a tile.
+ *
+ * `visible`: weights of tokens that a row does not see are zero, so they need care only where such a token is
+ * not finite.
+ */
+#include "tile_avx512bf16.h"
+
+#define GROUP_ROWS 4
+#define MAX_PAIRS  (FMLAI_TILE_TOKENS_MAX / 2)
+
+/* Operands of one call. */
+typedef struct operands {
+    float *sums;
+    const int32_t *weights;
+    const uint16_t *tile;
+    const float *alpha;
+    int64_t tile_stride;
+    int32_t rows;
+    int32_t d;
+} operands;
+
+/* Dims k..k+31 or k..k+63 of the first `tokens` tokens, in pairs; an odd last token is paired with zero. */
+static void interleave(__m512i *strip, const operands *o, int32_t k, int32_t units, int32_t tokens)
+{
+    const uint16_t *even = o->tile + k;
+    for (int32_t t = 0; t < tokens; t += 2, even += 2 * o->tile_stride, strip += STRIP_VECTORS) {
+        for (int32_t u = 0; u < units; u++) {
+            __m512i a = _mm512_load_si512(even + u * UNIT_DIMS);
+            __m512i b = _mm512_setzero_si512();
+            if (t + 1 < tokens) {
+                b = _mm512_load_si512(even + o->tile_stride + u * UNIT_DIMS);
+            }
+            strip[2 * u] = _mm512_unpacklo_epi16(a, b);
+            strip[2 * u + 1] = _mm512_unpackhi_epi16(a, b);
+        }
+    }
+}
+
+/* n rows, `vectors` vectors of dims: constants in each caller, so that the loops unroll and the sums stay in
+ * registers. */
+static inline __attribute__((always_inline)) void multiply(float *sums, const int32_t *weights,
+                                                           int64_t stride, const __m512i *strip,
+                                                           const float *alpha, int32_t pairs, int32_t n,
+                                                           int32_t vectors)
+{
+    __m512 acc[GROUP_ROWS][STRIP_VECTORS];
+#pragma GCC unroll 4
+    for (int32_t i = 0; i < n; i++) {
+#pragma GCC unroll 4
+        for (int32_t v = 0; v < vectors; v++) {
+            acc[i][v] = _mm512_setzero_ps();
+        }
+    }
+    for (int32_t p = 0; p < pairs; p++) {
+        __m512i x[STRIP_VECTORS];
+#pragma GCC unroll 4
+        for (int32_t v = 0; v < vectors; v++) {
+            x[v] = strip[p * STRIP_VECTORS + v];
+        }
+#pragma GCC unroll 4
+        for (int32_t i = 0; i < n; i++) {
+            __m512i w = broadcast_pair(weights + p * stride + i);
+#pragma GCC unroll 4
+            for (int32_t v = 0; v < vectors; v++) {
+                acc[i][v] = dot(acc[i][v], x[v], w);
+            }
+        }
+    }
+#pragma GCC unroll 4
+    for (int32_t i = 0; i < n; i++) {
+        __m512 a = alpha ? _mm512_set1_ps(alpha[i]) : _mm512_setzero_ps();
+#pragma GCC unroll 4
+        for (int32_t v = 0; v < vectors; v++) {
+            float *at = sums + i * STRIP_DIMS + v * LANES;
+            _mm512_store_ps(at, alpha ? _mm512_fmadd_ps(_mm512_load_ps(at), a, acc[i][v]) : acc[i][v]);
+        }
+    }
+}
+
+static void multiply_n(float *sums, const int32_t *weights, int64_t stride, const __m512i *strip,
+                       const float *alpha, int32_t pairs, int32_t n, int32_t units)
+{
+    if (n == GROUP_ROWS && units == 2) {
+        multiply(sums, weights, stride, strip, alpha, pairs, GROUP_ROWS, 4);
+    } else if (n == GROUP_ROWS) {
+        multiply(sums, weights, stride, strip, alpha, pairs, GROUP_ROWS, 2);
+    } else {
+        for (int32_t i = 0; i < n; i++) {
+            multiply(sums + i * STRIP_DIMS, weights + i, stride, strip, alpha ? alpha + i : NULL, pairs, 1,
+                     4);
+        }
+    }
+}
+
+/* Rows begin..end-1, the first `tokens` tokens. */
+static void accumulate_rows(const operands *o, int32_t begin, int32_t end, int32_t tokens)
+{
+    _Alignas(64) __m512i strip[MAX_PAIRS * STRIP_VECTORS];
+    int64_t strip_stride = (int64_t)fmlai_tile_lanes(o->rows) * STRIP_DIMS;
+    for (int32_t k = 0; k < o->d; k += STRIP_DIMS) {
+        int32_t units = o->d - k > UNIT_DIMS ? 2 : 1;
+        interleave(strip, o, k, units, tokens);
+        for (int32_t r = begin; r < end; r += GROUP_ROWS) {
+            float *sums = o->sums + k / STRIP_DIMS * strip_stride + (int64_t)r * STRIP_DIMS;
+            multiply_n(sums, o->weights + r, weights_stride(o->rows), strip, o->alpha ? o->alpha + r : NULL,
+                       pairs_of(tokens), end - r < GROUP_ROWS ? end - r : GROUP_ROWS, units);
+        }
+    }
+}
+
+static bool all_finite(const operands *o, int32_t begin, int32_t end)
+{
+    const __m512i low = _mm512_set1_epi32(0x7F80), high = _mm512_set1_epi32(0x7F800000);
+    for (int32_t t = begin; t < end; t++) {
+        for (int32_t k = 0; k < o->d; k += UNIT_DIMS) {
+            __m512i x = _mm512_load_si512(o->tile + t * o->tile_stride + k);
+            /* In a number that is not finite, all bits of the exponent are set. */
+            if (_mm512_cmpeq_epi32_mask(_mm512_and_si512(x, low), low) |
+                _mm512_cmpeq_epi32_mask(_mm512_and_si512(x, high), high)) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+static int32_t clamp(int32_t x, int32_t high)
+{
+    return x < 0 ? 0 : x > high ? high : x;
+}
+
+void fmlak_tile_accumulate_avx512bf16(void *packed_sums, const void *packed_weights, const void *tile,
+                                      int64_t tile_stride, const float *alpha, const int32_t *visible,
+                                      int32_t rows, int32_t tokens, int32_t d)
+{
+    operands o = {packed_sums, packed_weights, tile, alpha, tile_stride, rows, d};
+    int32_t least = tokens, most = visible ? 0 : tokens;
+    for (int32_t r = 0; visible && r < rows; r++) {
+        int32_t n = clamp(visible[r], tokens);
+        least = n < least ? n : least;
+        most = n > most ? n : most;
+    }
+    if (least == most || all_finite(&o, least, most)) {
+        accumulate_rows(&o, 0, rows, most);
+        return;
+    }
+    for (int32_t begin = 0, end; begin < rows; begin = end) {
+        for (end = begin + 1; end < rows && visible[end] == visible[begin]; end++) {
+        }
+        accumulate_rows(&o, begin, end, clamp(visible[begin], tokens));
+    }
+}

@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * tile_avx512bf16.c: the AVX-512 BF16 tile kernels' table, packing and unpacking. Layouts: tile_avx512bf16.h.
+ * Kernels for f32 tiles (fp16 and f32 data) stay those of the tier below.
+ */
+#include <string.h>
+
+#include "tile_avx512bf16.h"
+
+static size_t packed_rows_bytes(int32_t rows, int32_t d)
+{
+    return (size_t)fmlai_tile_lanes(rows) * (size_t)pairs_of(d) * 2 * sizeof(uint16_t);
+}
+
+static size_t packed_weights_bytes(int32_t rows, int32_t tokens)
+{
+    return (size_t)weights_stride(rows) * (size_t)pairs_of(tokens) * 2 * sizeof(uint16_t);
+}
+
+static size_t packed_sums_bytes(int32_t rows, int32_t d)
+{
+    int32_t strips = (d + STRIP_DIMS - 1) / STRIP_DIMS;
+    return (size_t)strips * (size_t)fmlai_tile_lanes(rows) * STRIP_DIMS * sizeof(float);
+}
+
+/* 16 x 16 transposed in place. */
+static inline void transpose(__m512i x[16])
+{
+    __m512i y[16];
+#pragma GCC unroll 8
+    for (int32_t i = 0; i < 8; i++) {
+        y[2 * i] = _mm512_unpacklo_epi32(x[2 * i], x[2 * i + 1]);
+        y[2 * i + 1] = _mm512_unpackhi_epi32(x[2 * i], x[2 * i + 1]);
+    }
+#pragma GCC unroll 4
+    for (int32_t i = 0; i < 16; i += 4) {
+        x[i] = _mm512_unpacklo_epi64(y[i], y[i + 2]);
+        x[i + 1] = _mm512_unpackhi_epi64(y[i], y[i + 2]);
+        x[i + 2] = _mm512_unpacklo_epi64(y[i + 1], y[i + 3]);
+        x[i + 3] = _mm512_unpackhi_epi64(y[i + 1], y[i + 3]);
+    }
+#pragma GCC unroll 4
+    for (int32_t i = 0; i < 4; i++) {
+        __m512i a = _mm512_shuffle_i32x4(x[i], x[i + 4], 0x88),
+                b = _mm512_shuffle_i32x4(x[i], x[i + 4], 0xDD);
+        __m512i c = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0x88);
+        __m512i d = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0xDD);
+        y[i] = _mm512_shuffle_i32x4(a, c, 0x88);
+        y[i + 4] = _mm512_shuffle_i32x4(b, d, 0x88);
+        y[i + 8] = _mm512_shuffle_i32x4(a, c, 0xDD);
+        y[i + 12] = _mm512_shuffle_i32x4(b, d, 0xDD);
+    }
+#pragma GCC unroll 16
+    for (int32_t i = 0; i < 16; i++) {
+        x[i] = y[i];
+    }
+}
+
+/* Dims k..k+31 of a row as 16 pairs; those from d on are zero. */
+static __m512i load_pairs(const float *row, int32_t k, int32_t d)
+{
+    const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+    const __m512i odd = _mm512_set_epi32(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+    float tail[UNIT_DIMS] = {0.0f};
+    const float *from = row + k;
+    if (d - k < UNIT_DIMS) {
+        memcpy(tail, from, (size_t)(d - k) * sizeof(float));
+        from = tail;
+    }
+    __m512 a = _mm512_loadu_ps(from), b = _mm512_loadu_ps(from + LANES);
+    return pair_up(_mm512_permutex2var_ps(a, even, b), _mm512_permutex2var_ps(a, odd, b));
+}
+
+static void pack_rows(void *packed, const float *src, int64_t src_stride, int32_t rows, int32_t d)
+{
+    int32_t lanes = fmlai_tile_lanes(rows), pairs = pairs_of(d);
+    int32_t *dst = packed; /* a pair each */
+    for (int32_t r = 0; r < lanes; r += LANES) {
+        int32_t group = r / LANES / GROUP_VECTORS, vectors = lanes / LANES - group * GROUP_VECTORS;
+        vectors = vectors < GROUP_VECTORS ? vectors : GROUP_VECTORS;
+        int32_t *at =
+            dst + (int64_t)group * GROUP_VECTORS * LANES * pairs + r / LANES % GROUP_VECTORS * LANES;
+        for (int32_t pair = 0; pair < pairs; pair += LANES) {
+            __m512i x[16];
+            for (int32_t i = 0; i < LANES; i++) {
+                x[i] = r + i < rows ? load_pairs(src + (r + i) * src_stride, 2 * pair, d)
+                                    : _mm512_setzero_si512();
+            }
+            transpose(x);
+            for (int32_t i = 0; i < LANES && pair + i < pairs; i++) {
+                _mm512_storeu_si512(at + (int64_t)(pair + i) * vectors * LANES, x[i]);
+            }
+        }
+    }
+}
+
+static void pack_weights(void *packed_weights, const float *w, int32_t rows, int32_t tokens)
+{
+    int32_t lanes = fmlai_tile_lanes(rows), *dst = packed_weights;
+    for (int32_t t = 0; t < tokens; t += 2) {
+        for (int32_t r = 0; r < lanes; r += LANES) {
+            __m512 low = _mm512_loadu_ps(w + t * lanes + r);
+            __m512 high = t + 1 < tokens ? _mm512_loadu_ps(w + (t + 1) * lanes + r) : _mm512_setzero_ps();
+            _mm512_storeu_si512(dst + t / 2 * weights_stride(rows) + r, pair_up(low, high));
+        }
+    }
+}
+
+/* The two vectors of a unit as its 32 dims in order. */
+static void restore_unit(float *dst, const float *sums)
+{
+    const __m512i first = _mm512_set_epi32(23, 22, 21, 20, 7, 6, 5, 4, 19, 18, 17, 16, 3, 2, 1, 0);
+    const __m512i second = _mm512_set_epi32(31, 30, 29, 28, 15, 14, 13, 12, 27, 26, 25, 24, 11, 10, 9, 8);
+    __m512 a = _mm512_loadu_ps(sums), b = _mm512_loadu_ps(sums + LANES);
+    _mm512_storeu_ps(dst, _mm512_permutex2var_ps(a, first, b));
+    _mm512_storeu_ps(dst + LANES, _mm512_permutex2var_ps(a, second, b));
+}
+
+static void unpack(float *dst, int64_t dst_stride, const void *packed_sums, int32_t rows, int32_t d)
+{
+    int64_t strip_stride = (int64_t)fmlai_tile_lanes(rows) * STRIP_DIMS;
+    for (int32_t r = 0; r < rows; r++) {
+        for (int32_t k = 0; k < d; k += UNIT_DIMS) {
+            const float *sums = (const float *)packed_sums + k / STRIP_DIMS * strip_stride;
+            sums += (int64_t)r * STRIP_DIMS + k % STRIP_DIMS;
+            float *to = dst + r * dst_stride + k, tail[UNIT_DIMS];
+            if (d - k >= UNIT_DIMS) {
+                restore_unit(to, sums);
+            } else {
+                restore_unit(tail, sums);
+                memcpy(to, tail, (size_t)(d - k) * sizeof(float));
+            }
+        }
+    }
+}
+
+void fmlai_tile_init_avx512bf16(fmlai_tile_kernels *f32, fmlai_tile_kernels *bf16)
+{
+    (void)f32;
+    *bf16 = (fmlai_tile_kernels){
+        .name = "avx512bf16",
+        .dtype = FMLA_BF16,
+        .block_tokens = FMLAI_TILE_TOKENS_MAX,
+        .packed_rows_bytes = packed_rows_bytes,
+        .packed_weights_bytes = packed_weights_bytes,
+        .packed_sums_bytes = packed_sums_bytes,
+        .pack_rows = pack_rows,
+        .scores = fmlak_tile_scores_avx512bf16,
+        .softmax = fmlak_tile_softmax_avx512bf16,
+        .pack_weights = pack_weights,
+        .accumulate = fmlak_tile_accumulate_avx512bf16,
+        .unpack = unpack,
+    };
+}

@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * tile_avx512bf16.h: what the AVX-512 BF16 tile kernels share: their layouts, their product and their 2^x.
+ *
+ * Tiles are bf16. VDPBF16PS multiplies 16 pairs of bf16 by 16 pairs and adds each pair of products to an fp32
+ * lane, so everything that is summed over is stored in pairs: dims of rows and tokens in scores, tokens in
+ * weighted sums.
+ *
+ * Packed rows     [group of 64 rows][pair of dims][vector of 16 rows][16][2]    the last group may have fewer
+ * vectors Packed weights  [pair of tokens][lanes + 16][2]                               the 16 keep pairs
+ * apart in the cache Packed sums     [strip of 64 dims][lanes][64] float                           dims in
+ * the order of a strip, below
+ *
+ * A strip holds units of 32 dims. Pairing two tokens by unpacking 16-bit elements leaves the dims of a unit
+ * in two vectors: 0-3 8-11 16-19 24-27 and 4-7 12-15 20-23 28-31. Sums keep that order; unpack() restores it.
+ *
+ * VDPBF16PS takes subnormal bf16 (below 2^-126) for zero, and flushes subnormal sums: a value of a token
+ * counts with an absolute error of up to 2^-126. docs/numerics.md bounds what that can do to results.
+ */
+#ifndef FLASHMLA_TILE_AVX512BF16_H
+#define FLASHMLA_TILE_AVX512BF16_H
+
+#include <stdbool.h>
+
+#include "../tile.h"
+#include "simd_avx512bf16.h"
+
+#define LANES         FMLAI_TILE_LANES
+#define GROUP_VECTORS 4 /* of rows */
+#define STRIP_DIMS    64
+#define UNIT_DIMS     32
+#define STRIP_VECTORS (STRIP_DIMS / LANES)
+
+static inline int64_t weights_stride(int32_t rows) /* in pairs */
+{
+    return fmlai_tile_lanes(rows) + LANES;
+}
+
+static inline int32_t pairs_of(int32_t n)
+{
+    return (n + 1) / 2;
+}
+
+#if defined(FLASHMLA_EMULATE_AVX512)
+
+static inline __m512 emulated_flush(__m512 x)
+{
+    __m512i exponent = _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7F800000));
+    return _mm512_maskz_mov_ps((__mmask16)~_mm512_cmpeq_epi32_mask(exponent, _mm512_setzero_si512()), x);
+}
+
+static inline __m512 dot(__m512 sum, __m512i a, __m512i b)
+{
+    const __m512i odd = _mm512_set1_epi32((int32_t)0xFFFF0000u);
+    __m512 a1 = emulated_flush(_mm512_castsi512_ps(_mm512_and_si512(a, odd)));
+    __m512 b1 = emulated_flush(_mm512_castsi512_ps(_mm512_and_si512(b, odd)));
+    __m512 a0 = emulated_flush(_mm512_castsi512_ps(_mm512_slli_epi32(a, 16)));
+    __m512 b0 = emulated_flush(_mm512_castsi512_ps(_mm512_slli_epi32(b, 16)));
+    sum = emulated_flush(_mm512_fmadd_ps(a1, b1, emulated_flush(sum)));
+    return emulated_flush(_mm512_fmadd_ps(a0, b0, sum));
+}
+
+static inline __m512i emulated_round(__m512 x) /* to bf16, in the high half */
+{
+    __m512i bits = _mm512_castps_si512(emulated_flush(x));
+    __m512i even = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    __m512i up = _mm512_add_epi32(bits, _mm512_add_epi32(even, _mm512_set1_epi32(0x7FFF)));
+    __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    return _mm512_mask_mov_epi32(up, nan, _mm512_or_si512(bits, _mm512_set1_epi32(0x400000)));
+}
+
+/* Two vectors rounded to bf16, interleaved: low half of lane i from `low`. */
+static inline __m512i pair_up(__m512 low, __m512 high)
+{
+    __m512i upper = _mm512_and_si512(emulated_round(high), _mm512_set1_epi32((int32_t)0xFFFF0000u));
+    return _mm512_or_si512(upper, _mm512_srli_epi32(emulated_round(low), 16));
+}
+
+#else
+
+static inline __m512 dot(__m512 sum, __m512i a, __m512i b)
+{
+    return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
+}
+
+static inline __m512i pair_up(__m512 low, __m512 high)
+{
+    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23,
+                                           7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    return _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+}
+
+#endif
+
+/* A pair of bf16 in all lanes. */
+static inline __m512i broadcast_pair(const void *pair)
+{
+    int32_t bits;
+    __builtin_memcpy(&bits, pair, sizeof bits);
+    return _mm512_set1_epi32(bits);
+}
+
+/*
+ * 2^x for x <= 0 to about 1e-7 relative, exactly 1 for 0; NaN stays. The polynomial (degree 6 on -0.5..0.5)
+ * interpolates at Chebyshev nodes with the constant fixed at 1.
+ */
+static inline __m512 exp2_avx512(__m512 x)
+{
+    x = _mm512_max_ps(_mm512_set1_ps(-160.0f), x); /* in this order NaN passes */
+    __m512 n = _mm512_roundscale_ps(x, 0);
+    __m512 f = _mm512_sub_ps(x, n);
+    __m512 p = _mm512_set1_ps(0.00015453163f);
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.0013390863f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.009618083f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.05550357f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.2402265f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.6931472f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
+    return _mm512_scalef_ps(p, n);
+}
+
+void fmlak_tile_scores_avx512bf16(float *s, const void *packed_rows, const void *tile, int64_t tile_stride,
+                                  int32_t rows, int32_t tokens, int32_t d);
+void fmlak_tile_softmax_avx512bf16(fmlai_softmax_state *state, float *alpha, void *packed_weights, float *s,
+                                   const float *scale2, const int32_t *visible, int32_t rows, int32_t tokens);
+void fmlak_tile_accumulate_avx512bf16(void *packed_sums, const void *packed_weights, const void *tile,
+                                      int64_t tile_stride, const float *alpha, const int32_t *visible,
+                                      int32_t rows, int32_t tokens, int32_t d);
+
+#endif
