@@ -164,24 +164,117 @@ static void caller_workspace_of_exact_size(void **state)
     free(c);
 }
 
-/* C132: sizes depend on shapes alone (data may be NULL) and never shrink when a shape grows. */
-static void c132_size_is_exact_and_monotone(void **state)
+/* ---- C132: sizes depend on shapes alone (data may be NULL) and never shrink when a shape grows ------------------- */
+
+typedef struct shapes {
+    int64_t b, s_q, heads, width, tokens, topk;
+} shapes;
+
+static size_t dense_size(fmla_context *context, const shapes *n)
+{
+    fmla_decode_args a = FMLA_DECODE_ARGS_INIT;
+    size_t size = 0;
+    a.q = fmla_tensor_4d(NULL, FMLA_BF16, n->b, n->s_q, n->heads, n->width);
+    a.kv = (fmla_kv_cache){.format = FMLA_KV_BF16, .num_pages = n->tokens, .page_size = 16};
+    a.block_table = fmla_tensor_2d(NULL, FMLA_I32, n->b, n->tokens);
+    a.cache_seqlens = fmla_tensor_1d(NULL, FMLA_I32, n->b);
+    a.out = fmla_tensor_4d(NULL, FMLA_BF16, n->b, n->s_q, n->heads, n->width);
+    assert_int_equal(fmla_decode_workspace_size(context, &a, &size), FMLA_OK);
+    return size;
+}
+
+static size_t sparse_size(fmla_context *context, const shapes *n)
+{
+    fmla_decode_args a = FMLA_DECODE_ARGS_INIT;
+    size_t size = 0;
+    a.q = fmla_tensor_4d(NULL, FMLA_BF16, n->b, n->s_q, n->heads, 512);
+    a.kv = (fmla_kv_cache){.format = FMLA_KV_V41, .num_pages = n->tokens, .page_size = 16};
+    a.indices = fmla_tensor_3d(NULL, FMLA_I32, n->b, n->s_q, n->topk);
+    a.out = fmla_tensor_4d(NULL, FMLA_BF16, n->b, n->s_q, n->heads, 512);
+    assert_int_equal(fmla_decode_workspace_size(context, &a, &size), FMLA_OK);
+    return size;
+}
+
+static size_t prefill_size(fmla_context *context, const shapes *n)
+{
+    fmla_prefill_args a = FMLA_PREFILL_ARGS_INIT;
+    size_t size = 0;
+    a.q = fmla_tensor_3d(NULL, FMLA_F16, n->s_q, n->heads, n->width);
+    a.kv = fmla_tensor_3d(NULL, FMLA_F16, n->tokens, 1, n->width);
+    a.indices = fmla_tensor_2d(NULL, FMLA_I32, n->s_q, n->topk);
+    a.out = fmla_tensor_3d(NULL, FMLA_F16, n->s_q, n->heads, n->width);
+    assert_int_equal(fmla_prefill_workspace_size(context, &a, &size), FMLA_OK);
+    return size;
+}
+
+static size_t forward_size(fmla_context *context, const shapes *n)
+{
+    fmla_mha_forward_args a = FMLA_MHA_FORWARD_ARGS_INIT;
+    size_t size = 0;
+    a.q = fmla_tensor_3d(NULL, FMLA_BF16, n->b * n->s_q, n->heads, n->width);
+    a.k = a.v = fmla_tensor_3d(NULL, FMLA_BF16, n->tokens, 1, n->width);
+    a.out = a.q;
+    assert_int_equal(fmla_mha_forward_workspace_size(context, &a, &size), FMLA_OK);
+    return size;
+}
+
+static size_t backward_size(fmla_context *context, const shapes *n)
+{
+    fmla_mha_backward_args a = FMLA_MHA_BACKWARD_ARGS_INIT;
+    size_t size = 0;
+    a.q = a.out = a.dout = a.dq = fmla_tensor_3d(NULL, FMLA_BF16, n->b * n->s_q, n->heads, n->width);
+    a.k = a.v = a.dk = a.dv = fmla_tensor_3d(NULL, FMLA_BF16, n->tokens, 1, n->width);
+    a.lse = fmla_tensor_2d(NULL, FMLA_F32, n->b * n->s_q, n->heads);
+    assert_int_equal(fmla_mha_backward_workspace_size(context, &a, &size), FMLA_OK);
+    return size;
+}
+
+/* One dimension grows from 1 through numbers around powers of two while the others stay. */
+static void grow(fmla_context *context, size_t (*size_of)(fmla_context *, const shapes *), size_t dimension,
+                 int64_t most, shapes n)
+{
+    static const int64_t steps[] = {1,   2,   3,   7,   8,   9,    15,   16,   17,    31,   33,  63,
+                                    64,  65,  100, 127, 128, 129,  130,  200,  255,   256,  257, 300,
+                                    384, 385, 500, 513, 800, 1025, 2000, 4097, 10000, 70000};
+    int64_t *growing = (int64_t *)((char *)&n + dimension);
+    size_t last = 0;
+    for (size_t i = 0; i < sizeof steps / sizeof steps[0] && steps[i] <= most; i++) {
+        *growing = steps[i];
+        size_t size = size_of(context, &n);
+        if (size < last) {
+            fail_msg("dimension %zu at %lld: %zu bytes after %zu", dimension / sizeof(int64_t), (long long)steps[i],
+                     size, last);
+        }
+        last = size;
+    }
+}
+
+static void c132_sizes_never_shrink_when_a_shape_grows(void **state)
+{
+    (void)state;
+    static const shapes starts[] = {{1, 1, 1, 64, 1, 1}, {2, 2, 16, 128, 40, 128}, {5, 3, 128, 192, 600, 2048}};
+    for (int32_t threads = 1; threads <= 4; threads += 3) {
+        fmla_context *context = make_context(FMLA_DEVICE_CPU, threads);
+        for (size_t i = 0; i < sizeof starts / sizeof starts[0]; i++) {
+            for (size_t d = 0; d < sizeof(shapes); d += sizeof(int64_t)) {
+                int64_t most = d == offsetof(shapes, width) ? 1000 : 70000;
+                grow(context, dense_size, d, most, starts[i]);
+                grow(context, sparse_size, d, most, starts[i]);
+                grow(context, prefill_size, d, most, starts[i]);
+                grow(context, forward_size, d, most > 1000 ? most : 256, starts[i]);
+                grow(context, backward_size, d, most > 1000 ? most : 256, starts[i]);
+            }
+        }
+        fmla_context_destroy(context);
+    }
+}
+
+static void c132_sizes_do_not_depend_on_data(void **state)
 {
     (void)state;
     calls *c = new_calls();
-    size_t last = 0, size, bare;
+    size_t size, bare;
     c->context = make_context(FMLA_DEVICE_CPU, 2);
-    calls_reset(c);
-    for (int64_t heads = 1; heads <= 300; heads += heads < 20 ? 1 : 40) {
-        c->prefill.q = fmla_tensor_3d(NULL, FMLA_BF16, 3, heads, 64);
-        c->prefill.out = fmla_tensor_3d(NULL, FMLA_BF16, 3, heads, 32);
-        c->prefill.lse = (fmla_tensor){0};
-        c->prefill.max_logits = (fmla_tensor){0};
-        c->prefill.attn_sink = (fmla_tensor){0};
-        assert_int_equal(fmla_prefill_workspace_size(c->context, &c->prefill, &size), FMLA_OK);
-        assert_true(size >= last);
-        last = size;
-    }
     calls_reset(c);
     assert_int_equal(fmla_decode_workspace_size(c->context, &c->dense, &size), FMLA_OK);
     c->dense.q.data = c->dense.out.data = c->dense.lse.data = c->dense.max_logits.data = c->dense.kv.data = NULL;
@@ -227,9 +320,13 @@ static void misaligned_allocator_is_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(promise_11_any_allocation_may_fail), cmocka_unit_test(steady_state_allocates_nothing),
-        cmocka_unit_test(caller_workspace_of_exact_size),     cmocka_unit_test(c132_size_is_exact_and_monotone),
-        cmocka_unit_test(reserve_takes_the_memory_once),      cmocka_unit_test(misaligned_allocator_is_refused),
+        cmocka_unit_test(promise_11_any_allocation_may_fail),
+        cmocka_unit_test(steady_state_allocates_nothing),
+        cmocka_unit_test(caller_workspace_of_exact_size),
+        cmocka_unit_test(c132_sizes_never_shrink_when_a_shape_grows),
+        cmocka_unit_test(c132_sizes_do_not_depend_on_data),
+        cmocka_unit_test(reserve_takes_the_memory_once),
+        cmocka_unit_test(misaligned_allocator_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

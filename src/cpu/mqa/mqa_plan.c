@@ -112,6 +112,46 @@ static bool is_f16(const fmlai_token_list *list)
     return list->kind != FMLAI_LIST_NONE && list->pool.format.element == FMLA_F16;
 }
 
+/* Sizes that follow from the rows of a block. */
+static void set_bytes(fmlai_mqa_plan *plan)
+{
+    size_t sums = (size_t)plan->rows * (size_t)plan->p->d_v;
+    plan->partial_bytes = lines(sizeof(fmlai_mqa_partial) + sums * sizeof(float));
+    plan->total_bytes = lines(sizeof(fmlai_mqa_total) + sums * sizeof(double));
+    plan->scratch_bytes = lay_out_scratch(plan, NULL);
+}
+
+static int64_t most_slots(const fmlai_mqa_plan *plan, int64_t blocks)
+{
+    int64_t slots = (int64_t)plan->cpu->threads * SLOTS_PER_THREAD;
+    return min64(slots < SLOTS_MIN ? SLOTS_MIN : slots, blocks * plan->max_chunks);
+}
+
+static size_t table_bytes(int64_t slots, int64_t blocks)
+{
+    return lines((size_t)(slots + blocks) * sizeof(fmlai_mqa_task)) +
+           lines((size_t)(blocks + 1) * sizeof(fmlai_mqa_join));
+}
+
+/* What calls of these shapes or smaller ones need. A plan itself may need less than that of a smaller call: heads are
+ * cut evenly (129 into 65 and 64), and splitting ends when there are blocks enough; a size that is asked for may not. */
+static size_t most_bytes(const fmlai_mqa_plan *plan)
+{
+    const fmlai_mqa *p = plan->p;
+    fmlai_mqa_plan most = *plan;
+    bool many = p->main.kind == FMLAI_LIST_PAGED && p->extra.kind == FMLAI_LIST_NONE;
+    int64_t tokens = many ? min64(p->s_q, FMLAI_TILE_ROWS) : 1, threads = plan->cpu->threads;
+    most.rows = (int32_t)min64(p->h_q / p->h_kv * tokens, FMLAI_TILE_ROWS);
+    most.total_rows = plan->max_chunks > 1 ? most.rows : 1;
+    set_bytes(&most);
+    size_t bytes = most.scratch_bytes * (size_t)threads;
+    if (threads > 1 && plan->max_chunks > 1) {
+        int64_t blocks = min64(plan->blocks, threads * SPLIT_BELOW_BLOCKS), slots = most_slots(plan, blocks);
+        bytes += (size_t)slots * most.partial_bytes + 2 * most.total_bytes + table_bytes(slots, blocks);
+    }
+    return bytes;
+}
+
 void fmlai_cpu_mqa_plan_make(fmlai_mqa_plan *plan, const fmlai_cpu *cpu, const fmlai_mqa *p)
 {
     bool f16 = p->q.dtype != FMLA_BF16 || is_f16(&p->main) || is_f16(&p->extra);
@@ -130,19 +170,12 @@ void fmlai_cpu_mqa_plan_make(fmlai_mqa_plan *plan, const fmlai_cpu *cpu, const f
     plan->split =
         cpu->threads > 1 && plan->max_chunks > 1 && plan->blocks < (int64_t)cpu->threads * SPLIT_BELOW_BLOCKS;
     plan->total_rows = plan->max_chunks > 1 && !plan->split ? plan->rows : 1;
-    plan->partial_bytes =
-        lines(sizeof(fmlai_mqa_partial) + (size_t)plan->rows * (size_t)p->d_v * sizeof(float));
-    plan->total_bytes = lines(sizeof(fmlai_mqa_total) + (size_t)plan->rows * (size_t)p->d_v * sizeof(double));
-    plan->scratch_bytes = lay_out_scratch(plan, NULL);
-    plan->workspace_bytes = plan->scratch_bytes * (size_t)cpu->threads;
+    set_bytes(plan);
     if (plan->split) {
-        int64_t slots = (int64_t)cpu->threads * SLOTS_PER_THREAD;
-        plan->slots = min64(slots < SLOTS_MIN ? SLOTS_MIN : slots, plan->blocks * plan->max_chunks);
-        plan->table_bytes = lines((size_t)(plan->slots + plan->blocks) * sizeof(fmlai_mqa_task)) +
-                            lines((size_t)(plan->blocks + 1) * sizeof(fmlai_mqa_join));
-        plan->workspace_bytes +=
-            (size_t)plan->slots * plan->partial_bytes + 2 * plan->total_bytes + plan->table_bytes;
+        plan->slots = most_slots(plan, plan->blocks);
+        plan->table_bytes = table_bytes(plan->slots, plan->blocks);
     }
+    plan->workspace_bytes = most_bytes(plan);
 }
 
 fmlai_mqa_scratch *fmlai_cpu_mqa_scratch_of(const fmlai_mqa_plan *plan, int32_t worker)
