@@ -81,8 +81,8 @@ typedef struct fmlai_backend {
 extern const fmlai_backend fmlai_oracle_backend;
 extern const fmlai_backend fmlai_cpu_backend;
 
-/* Whether a CPU tier was built and this processor and its operating system can run it (AVX512BF16 built on an emulation:
- * wherever AVX2 is). cpu/features.c */
+/* Whether a CPU tier was built and this processor and its operating system can run it (AVX512BF16 built on an
+ * emulation: wherever AVX2 is). cpu/features.c */
 bool fmlai_isa_usable(fmla_isa isa);
 
 #endif

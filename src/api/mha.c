@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: MIT */
 /* mha.c: fmla_mha_forward and fmla_mha_backward. */
-#include <string.h>
-
 #include "describe.h"
 #include "read.h"
 
@@ -79,7 +77,6 @@ static void describe_inputs(fmlai_checker *c, const fmla_context *context, fmla_
                             fmlai_mha *p)
 {
     const uint32_t q_dtype = in->q->dtype == FMLA_F16 ? FMLAI_BIT(FMLA_F16) : FMLAI_BIT(FMLA_BF16);
-    memset(p, 0, sizeof *p);
     fmlai_check_range(c, "causal", in->causal, 0, 1);
     expect3(c, in->q,
             pattern3("q", FMLAI_HALF, NULL, FMLAI_LAST, "total_q, h_q, d_qk", FMLAI_ANY, FMLAI_ANY, FMLAI_ANY));
@@ -214,7 +211,7 @@ static fmla_status run_forward(fmla_context *context, const void *args, void *st
 {
     fmlai_checker c = fmlai_checker_for_run(context, stream);
     fmla_mha_forward_args a;
-    fmlai_mha p;
+    fmlai_mha p = {0};
     fmlai_call call;
     if (fmlai_failed(&c) || (c.status = fmlai_args_read(&a, sizeof a, args, "args", c.error)) != FMLA_OK) {
         return c.status;
@@ -232,7 +229,7 @@ static fmla_status measure_forward(fmla_context *context, const void *args, void
 {
     fmlai_checker c = fmlai_checker_for_size(context);
     fmla_mha_forward_args a;
-    fmlai_mha p;
+    fmlai_mha p = {0};
     c.status = fmlai_args_read(&a, sizeof a, args, "args", c.error);
     if (!fmlai_failed(&c)) {
         describe_forward(&c, context, &a, &p);
@@ -244,7 +241,7 @@ static fmla_status run_backward(fmla_context *context, const void *args, void *s
 {
     fmlai_checker c = fmlai_checker_for_run(context, stream);
     fmla_mha_backward_args a;
-    fmlai_mha p;
+    fmlai_mha p = {0};
     fmlai_call call;
     if (fmlai_failed(&c) || (c.status = fmlai_args_read(&a, sizeof a, args, "args", c.error)) != FMLA_OK) {
         return c.status;
@@ -262,7 +259,7 @@ static fmla_status measure_backward(fmla_context *context, const void *args, voi
 {
     fmlai_checker c = fmlai_checker_for_size(context);
     fmla_mha_backward_args a;
-    fmlai_mha p;
+    fmlai_mha p = {0};
     c.status = fmlai_args_read(&a, sizeof a, args, "args", c.error);
     if (!fmlai_failed(&c)) {
         describe_backward(&c, context, &a, &p);
