@@ -50,11 +50,9 @@ static int64_t paged_count(const fmlai_token_list *list, const fmlai_mqa *p, int
         visible = length - queries + (token - first) + 1;
     }
     visible = clamp(visible, 0, length);
-    /* Divided, not multiplied: max_pages * page_size may exceed 64 bits, ceil(visible / page_size) does not.
-     */
+    /* Divided, not multiplied: max_pages * page_size may exceed 64 bits. */
     int64_t page_size = list->pool.page_size;
-    int64_t pages = visible / page_size + (visible % page_size != 0);
-    return pages > list->max_pages ? list->max_pages * page_size : visible;
+    return visible / page_size >= list->max_pages ? list->max_pages * page_size : visible;
 }
 
 int64_t fmlai_list_count(const fmlai_token_list *list, const fmlai_mqa *p, int64_t token)

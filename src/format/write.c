@@ -119,7 +119,7 @@ static void store_scale(uint8_t *scales, const fmla_format_info *f, int32_t g, f
     } else if (f->scale == FMLA_F8_E8M0) {
         scales[g] = fmlai_e8m0_from_f32(scale);
     } else if (f->scale == FMLA_F8_E4M3) {
-        scales[g] = isnan(scale) ? 0x7F : fmlai_e4m3_from_f32(scale);
+        scales[g] = fmlai_e4m3_from_f32(scale);
     }
 }
 

@@ -148,6 +148,8 @@ static void c101_faults_of_a_page_description_are_named(void **state)
     fmla_format_info bad = page;
     bad.scale_offset = 9;
     assert_fault(bad, "scale_offset");
+    bad.scale_offset = -1;
+    assert_fault(bad, "scale_offset");
     bad = page;
     bad.scale_row_bytes = 23;
     assert_fault(bad, "scale_row_bytes");

@@ -130,7 +130,8 @@ static void causal_of_a_ragged_batch_uses_each_request_s_own_length(void **state
 static void bounds_replace_causal_and_stay_inside_the_length(void **state)
 {
     (void)state;
-    static const int32_t seqlens[] = {10, 4}, bounds[] = {-1, 0, 3, 10, INT_MAX, INT_MIN, 9, 1, 4, 9, 5, 9};
+    static const int32_t seqlens[] = {10, 4}, negative[] = {-5, -1},
+                         bounds[] = {-1, 0, 3, 10, INT_MAX, INT_MIN, 9, 1, 4, 9, 5, 9};
     fmlai_mqa p = problem(2, 3);
     fmlai_token_list list = paged(seqlens, 100, 4, 3);
     list.causal = true;
@@ -142,6 +143,10 @@ static void bounds_replace_causal_and_stay_inside_the_length(void **state)
     list.bound = (fmlai_lengths){.data = bounds + 2, .per_request = true, .outer_stride = 5};
     for (int64_t t = 0; t < 6; t++) {
         assert_int_equal(fmlai_list_count(&list, &p, t), t < 3 ? 3 : 1);
+    }
+    list.seqlens = negative;
+    for (int64_t t = 0; t < 6; t++) {
+        assert_int_equal(fmlai_list_count(&list, &p, t), 0);
     }
 }
 

@@ -298,9 +298,9 @@ static void e4m3_scales_at_their_edges(void **state)
 static void groups_with_nan_or_infinity_decode_to_nan(void **state)
 {
     (void)state;
-    static const float bad[] = {NAN, INFINITY, -INFINITY};
+    const float bad[] = {NAN, INFINITY, -INFINITY, copysignf(NAN, -1.0f)};
     for (int format = FMLA_KV_V32; format < FMLA_KV_COUNT; format++) {
-        for (int k = 0; k < 3; k++) {
+        for (int k = 0; k < 4; k++) {
             uint8_t record[656];
             fmlai_pool pool = pool_over(record, fmlai_format_row((fmla_kv_format)format), 1, 1, 0, 0, 1);
             int32_t group = pool.format.group;
@@ -320,7 +320,7 @@ static void groups_with_nan_or_infinity_decode_to_nan(void **state)
             } else if (pool.format.scale == FMLA_F8_E4M3) {
                 assert_int_equal(scales[1], 0x7F);
                 for (int32_t j = 0; j < 8; j++) {
-                    assert_int_equal(record[8 + j] & 0x77, 0);
+                    assert_int_equal(record[8 + j], 0);
                 }
             }
         }
