@@ -24,6 +24,7 @@ typedef struct checker {
     weight_class class;
     double budget;   /* multiplications of one reference */
     double worst[FMLA_OP_COUNT][QUANTITY_COUNT]; /* largest error / allowed seen */
+    comparison last; /* of the last output (not lse) that was compared */
     char why[1024];
 } checker;
 
@@ -33,6 +34,10 @@ int check_open_others(checker *k);
 verdict check_fail(checker *k, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 verdict check_case(checker *k, const test_case *c);
+
+/* The outputs of a problem that was run, against the reference on rows that the budget allows. */
+verdict check_attention_outputs(checker *k, const problem *p);
+verdict check_mha_outputs(checker *k, const problem *p);
 
 /* By operation. */
 verdict check_attention(checker *k, const test_case *c);

@@ -50,6 +50,9 @@ static verdict finish(checker *k, const problem *p, const comparison *c)
 {
     char why[512];
     double *worst = &k->worst[p->c.op][c->what];
+    if (c->what != QUANTITY_LSE && c->what != QUANTITY_MAX_LOGITS) {
+        k->last = *c;
+    }
     if (c->worst > *worst) {
         *worst = c->worst;
     }
@@ -183,7 +186,7 @@ static verdict compare_fused(checker *k, const problem *p, const reference *r)
     return v == VERDICT_PASSED ? finish(k, p, &out) : v;
 }
 
-static verdict compare_with_reference(checker *k, const problem *p)
+verdict check_attention_outputs(checker *k, const problem *p)
 {
     for (int64_t head = 0; head < p->c.h_kv; head++) {
         reference r;
@@ -217,7 +220,7 @@ verdict check_attention(checker *k, const test_case *c)
         v = check_rows(k, &p);
     }
     if (v == VERDICT_PASSED) {
-        v = compare_with_reference(k, &p);
+        v = check_attention_outputs(k, &p);
     }
     if (v == VERDICT_PASSED) {
         v = check_again(k, &p, results, size);

@@ -38,6 +38,9 @@ static verdict finish(checker *k, const problem *p, const comparison *c, const c
 {
     char why[512];
     double *worst = &k->worst[p->c.op][c->what];
+    if (c->what != QUANTITY_LSE && c->what != QUANTITY_MAX_LOGITS) {
+        k->last = *c;
+    }
     *worst = c->worst > *worst ? c->worst : *worst;
     return compare_end(c, why, sizeof why) == 0 ? VERDICT_PASSED : check_fail(k, "%s%s", name, why);
 }
@@ -137,7 +140,7 @@ static verdict compare_backward(checker *k, const problem *p, int64_t kv_head, c
 }
 
 /* As many KV heads as the budget allows, at least one; the last is always among them. */
-static verdict compare_with_reference(checker *k, const problem *p)
+verdict check_mha_outputs(checker *k, const problem *p)
 {
     bool backward = p->c.op == FMLA_OP_MHA_BACKWARD;
     double pairs = (double)p->tokens * (double)p->k.shape[0] / (double)p->batch;
@@ -171,7 +174,7 @@ verdict check_mha(checker *k, const test_case *c)
     problem_args(&p, &args);
     verdict v = check_run(k, &k->engine, &p, &args, &results, &size);
     if (v == VERDICT_PASSED) {
-        v = compare_with_reference(k, &p);
+        v = check_mha_outputs(k, &p);
     }
     if (v == VERDICT_PASSED) {
         v = check_again(k, &p, results, size);

@@ -186,7 +186,7 @@ static float choose_scale(const test_case *c)
     return c->seed % 4 == 0 ? FMLA_SCALE_DEFAULT : (float)pow((double)c->d_qk, c->seed % 4 == 1 ? -0.55 : -0.5);
 }
 
-int problem_build(problem *p, const test_case *c, engine *oracle)
+int problem_build(problem *p, const test_case *c, engine *maker)
 {
     rng r;
     memset(p, 0, sizeof *p);
@@ -195,14 +195,14 @@ int problem_build(problem *p, const test_case *c, engine *oracle)
     p->scale = choose_scale(c);
     int status = CLI_OK;
     if (!case_is_mqa(c)) {
-        status = problem_build_mha(p, &r, oracle);
+        status = problem_build_mha(p, &r, maker);
     } else {
         lay_tokens(p, &r);
         make_q(p, &r);
         make_sink(p, &r);
-        status = scope_build(p, &p->main, &r, oracle, false);
+        status = scope_build(p, &p->main, &r, maker, false);
         if (status == CLI_OK && c->extra != FMLA_KV_NONE) {
-            status = scope_build(p, &p->extra, &r, oracle, true);
+            status = scope_build(p, &p->extra, &r, maker, true);
         }
         if (case_is_fused(c)) {
             problem_build_fused(p, &r);

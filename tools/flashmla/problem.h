@@ -46,8 +46,11 @@ typedef struct problem {
     fmla_tensor k, v, cu_seqlens_kv, dout, dq, dk, dv; /* mha; in backward out and lse are inputs */
 } problem;
 
-/* CLI_OK, or CLI_ERROR with the message printed; then there is nothing to free. */
-int problem_build(problem *p, const test_case *c, engine *oracle);
+/*
+ * maker quantises caches, and runs the forward pass that a backward pass needs: the oracle where results are judged.
+ * CLI_OK, or CLI_ERROR with the message printed; then there is nothing to free.
+ */
+int problem_build(problem *p, const test_case *c, engine *maker);
 void problem_free(problem *p);
 
 /* Fills the outputs with POISON_BYTE. */
@@ -81,9 +84,9 @@ void scope_repage(problem *p, const scope *from, int64_t page, uint8_t fill, uin
 void scope_free(scope *s);
 
 /* Parts of problem_build in other files. */
-int scope_build(problem *p, scope *s, rng *r, engine *oracle, bool is_extra);
+int scope_build(problem *p, scope *s, rng *r, engine *maker, bool is_extra);
 void problem_build_fused(problem *p, rng *r);
-int problem_build_mha(problem *p, rng *r, engine *oracle);
+int problem_build_mha(problem *p, rng *r, engine *maker);
 void problem_mha_args(const problem *p, any_args *a);
 
 #endif

@@ -147,7 +147,7 @@ static void random_codes(rng *r, const fmla_format_info *info, uint8_t *record)
     }
 }
 
-static int quantize_records(engine *oracle, memory *m, const fmla_tensor *src, const fmla_kv_cache *dst, int first)
+static int quantize_records(engine *maker, memory *m, const fmla_tensor *src, const fmla_kv_cache *dst, int first)
 {
     any_args a;
     memset(&a, 0, sizeof a);
@@ -155,11 +155,11 @@ static int quantize_records(engine *oracle, memory *m, const fmla_tensor *src, c
     a.quantize.src = *src;
     a.quantize.dst = *dst;
     a.quantize.quantizer = first ? FMLA_QUANTIZER_V32_2025 : FMLA_QUANTIZER_DEFAULT;
-    fmla_status status = engine_run(oracle, m, FMLA_OP_QUANTIZE, &a);
-    return status == FMLA_OK ? CLI_OK : cli_status(oracle->context, status, "making a cache");
+    fmla_status status = engine_run(maker, m, FMLA_OP_QUANTIZE, &a);
+    return status == FMLA_OK ? CLI_OK : cli_status(maker->context, status, "making a cache");
 }
 
-int cache_records(engine *oracle, rng *r, const fmla_kv_cache *like, const test_case *c, int64_t n, uint8_t **records)
+int cache_records(engine *maker, rng *r, const fmla_kv_cache *like, const test_case *c, int64_t n, uint8_t **records)
 {
     fmla_format_info info = cache_format(like->format, like->d_qk);
     int64_t d = info.d_qk;
@@ -187,7 +187,7 @@ int cache_records(engine *oracle, rng *r, const fmla_kv_cache *like, const test_
     } else {
         /* With one token to a page, a page is a record. */
         fmla_kv_cache packed = cache_make(&m, like->format, d, 1, n, 1, 0, 0, 0);
-        status = quantize_records(oracle, &m, &src, &packed, c->scales == 1 && like->format == FMLA_KV_V32);
+        status = quantize_records(maker, &m, &src, &packed, c->scales == 1 && like->format == FMLA_KV_V32);
         memcpy(*records, packed.data, size);
         for (int64_t i = 0; i < n && c->scales == 2; i++) {
             random_codes(r, &info, *records + i * info.bytes_per_token);

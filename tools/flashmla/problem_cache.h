@@ -26,9 +26,9 @@ void cache_get(const fmla_kv_cache *cache, int64_t slot, uint8_t *record);
 fmla_kv_cache cache_head(const fmla_kv_cache *cache, int32_t head);
 
 /*
- * n records of random tokens: numbers by `data`, then the oracle's quantiser; scales 1: V32's first quantiser, scales 2:
+ * n records of random tokens: numbers by `data`, then maker's quantiser; scales 1: V32's first quantiser, scales 2:
  * random codes and scales that no quantiser makes. *records is the caller's to free. CLI_OK or CLI_ERROR (printed).
  */
-int cache_records(engine *oracle, rng *r, const fmla_kv_cache *like, const test_case *c, int64_t n, uint8_t **records);
+int cache_records(engine *maker, rng *r, const fmla_kv_cache *like, const test_case *c, int64_t n, uint8_t **records);
 
 #endif

@@ -46,19 +46,19 @@ static fmla_tensor output(problem *p, fmla_dtype dtype, int64_t tokens, int64_t 
     return memory_tensor_4(&p->mem, dtype, d ? 3 : 2, tokens, heads, d, 0, (int)p->c.pad, POISON_BYTE);
 }
 
-/* Backward takes what forward made: the oracle's, rounded to the dtypes of the call. */
-static int make_forward(problem *p, engine *oracle)
+/* Backward takes what forward made: maker's, rounded to the dtypes of the call. */
+static int make_forward(problem *p, engine *maker)
 {
     any_args a;
     test_case c = p->c;
     p->c.op = FMLA_OP_MHA_FORWARD;
     problem_mha_args(p, &a);
     p->c = c;
-    fmla_status status = engine_run(oracle, &p->mem, FMLA_OP_MHA_FORWARD, &a);
-    return status == FMLA_OK ? CLI_OK : cli_status(oracle->context, status, "forward for backward");
+    fmla_status status = engine_run(maker, &p->mem, FMLA_OP_MHA_FORWARD, &a);
+    return status == FMLA_OK ? CLI_OK : cli_status(maker->context, status, "forward for backward");
 }
 
-int problem_build_mha(problem *p, rng *r, engine *oracle)
+int problem_build_mha(problem *p, rng *r, engine *maker)
 {
     const test_case *c = &p->c;
     int64_t total_kv;
@@ -78,7 +78,7 @@ int problem_build_mha(problem *p, rng *r, engine *oracle)
     p->dq = output(p, (fmla_dtype)c->dtype, p->tokens, c->h_q, c->d_qk);
     p->dk = output(p, (fmla_dtype)c->dtype, total_kv, c->h_kv, c->d_qk);
     p->dv = output(p, (fmla_dtype)c->dtype, total_kv, c->h_kv, c->d_v);
-    return make_forward(p, oracle);
+    return make_forward(p, maker);
 }
 
 void problem_mha_args(const problem *p, any_args *a)

@@ -19,13 +19,15 @@ static int64_t min64(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
-/* Tokens of each request: fixed, or bell-shaped around s_kv, half of them none if asked. */
+/* Tokens of each request: fixed; 1: bell-shaped around s_kv; 2: s_kv / 4 to 2 s_kv; half of them none if asked. */
 static void draw_seqlens(const problem *p, scope *s, rng *r, int64_t s_kv)
 {
     s->seqlen = xcalloc((size_t)p->batch + 1, sizeof *s->seqlen);
     for (int64_t i = 0; i < p->batch; i++) {
         int64_t n = s_kv;
-        if (p->c.varlen) {
+        if (p->c.varlen == 2) {
+            n = s_kv / 4 + rng_below(r, 2 * s_kv - s_kv / 4 + 1);
+        } else if (p->c.varlen) {
             n = (int64_t)((double)s_kv * (1 + 0.5 * rng_normal(r)));
             n = n < p->c.s_q ? p->c.s_q : n;
             n = n > 2 * s_kv ? 2 * s_kv : n;
@@ -271,7 +273,7 @@ static void make_dense(problem *p, scope *s, rng *r)
 }
 
 /* Writes a random record into every slot that is attended. */
-static int fill_used(problem *p, scope *s, rng *r, engine *oracle)
+static int fill_used(problem *p, scope *s, rng *r, engine *maker)
 {
     int64_t slots = cache_slots(&s->cache);
     int64_t needed = 0;
@@ -282,7 +284,7 @@ static int fill_used(problem *p, scope *s, rng *r, engine *oracle)
     if (n == 0) {
         return CLI_OK;
     }
-    if (cache_records(oracle, r, &s->cache, &p->c, n, &s->records) != CLI_OK) {
+    if (cache_records(maker, r, &s->cache, &p->c, n, &s->records) != CLI_OK) {
         return CLI_ERROR;
     }
     int64_t size = cache_record_bytes(&s->cache);
@@ -298,7 +300,7 @@ static int fill_used(problem *p, scope *s, rng *r, engine *oracle)
     return CLI_OK;
 }
 
-int scope_build(problem *p, scope *s, rng *r, engine *oracle, bool is_extra)
+int scope_build(problem *p, scope *s, rng *r, engine *maker, bool is_extra)
 {
     const test_case *c = &p->c;
     int64_t format = is_extra ? c->extra : c->format;
@@ -314,7 +316,7 @@ int scope_build(problem *p, scope *s, rng *r, engine *oracle, bool is_extra)
     } else {
         make_indices(p, s, r, is_extra);
     }
-    return fill_used(p, s, r, oracle);
+    return fill_used(p, s, r, maker);
 }
 
 void scope_free(scope *s)
