@@ -47,7 +47,7 @@ class Figures(ProgramTest):
             self.assertAlmostEqual(bounds["compute_us"]["value"], attended * flops / 989e6, 9)
 
     def test_what_binds(self):
-        for heads, queries, word in ((64, 1, "memory bandwidth"), (128, 2, "the tensor cores")):
+        for heads, queries, word in ((64, 1, "memory bandwidth"), (128, 2, "arithmetic")):
             bounds = by_key(self.good_json("explain", "--heads", heads, "--queries", queries)["bounds"])
             self.assertEqual(bounds["binds"]["shown"], word)
 
@@ -55,6 +55,14 @@ class Figures(ProgramTest):
         tree = self.good_json("explain", "--device", "this", "--tflops", 2, "--bandwidth", 0.5, "--layers", 10)
         self.assertEqual(by_key(tree["bounds"])["balance"]["value"], 4)
         self.assertEqual(by_key(tree["request"])["bytes_per_token"]["value"], 11520)
+
+    def test_this_processor_is_measured(self):
+        tree = self.good_json("explain", "--device", "this")
+        bounds = by_key(tree["bounds"])
+        balance = bounds["balance"]["value"]
+        self.assertGreater(balance, 0)
+        wanted = "arithmetic" if bounds["intensity"]["value"] > balance else "memory bandwidth"
+        self.assertEqual(bounds["binds"]["shown"], wanted)
 
     def test_the_text_shows_every_figure(self):
         tree, text = self.good_json("explain"), self.good("explain")
@@ -67,7 +75,6 @@ class Figures(ProgramTest):
         for pattern, arguments in (
             ("--model: 'v5' is none of", ["--model", "v5"]),
             ("--device: 'h300' is none of", ["--device", "h300"]),
-            ("--device this", ["--device", "this"]),
             ("--heads: 0 is outside", ["--heads", "0"]),
             ("--context: 'long' is not", ["--context", "long"]),
             ("--layers: -3 is outside", ["--layers", "-3"]),

@@ -3,6 +3,7 @@
  * explain.c: `flashmla explain`: the arithmetic behind MLA caches and kernels. The figures that the field quotes, each
  * with its formula; then a model's cache on a request of some length, and what limits decoding it on a device.
  */
+#include "bench.h"
 #include "program.h"
 
 #include <math.h>
@@ -16,7 +17,7 @@ static const char usage[] =
     "  --context N         tokens of a request; default 131072\n"
     "  --heads N           query heads on one device; default 128\n"
     "  --queries N         query tokens per request and step; default 1\n"
-    "  --device NAME       h100, h800, h200, b200, or this (with --tflops and --bandwidth); default h800\n"
+    "  --device NAME       h100, h800, h200, b200, or this (this processor, measured); default h800\n"
     "  --tflops X          the device's dense bf16 rate instead\n"
     "  --bandwidth X       its memory bandwidth in TB/s instead\n"
     "  --json              print JSON\n"
@@ -239,8 +240,8 @@ static void device_figures(const sheet *s, const question *q)
     figure(s, "memory_us", "least time by memory", formula, memory_us, shown);
     snprintf(formula, sizeof formula, "%.0f tokens * %.0f FLOP / %.4g TFLOP/s", attended, flops, q->tflops);
     snprintf(shown, sizeof shown, "%.3f us a layer and request", compute_us);
-    figure(s, "compute_us", "least time by tensor cores", formula, compute_us, shown);
-    snprintf(shown, sizeof shown, "%s", intensity > balance ? "the tensor cores" : "memory bandwidth");
+    figure(s, "compute_us", "least time by arithmetic", formula, compute_us, shown);
+    snprintf(shown, sizeof shown, "%s", intensity > balance ? "arithmetic" : "memory bandwidth");
     figure(s, "binds", "what binds", "intensity against balance", intensity / balance, shown);
 }
 
@@ -268,7 +269,9 @@ static int explain(const question *q)
     s.list = section(tree, "request");
     model_figures(&s, q);
     if (tree == NULL) {
-        printf("\non %s: %.4g TFLOP/s dense bf16, %.4g TB/s\n", q->device, q->tflops, q->terabytes);
+        bool here = strcmp(q->device, "this") == 0;
+        printf("\non %s: %.4g TFLOP/s%s, %.4g TB/s\n", here ? "this processor" : q->device, q->tflops,
+               here ? "" : " dense bf16", q->terabytes);
     }
     s.list = section(tree, "bounds");
     device_figures(&s, q);
@@ -294,6 +297,19 @@ static int take_rate(const char *what, const char *text, double *value)
     return *value > 0 && isfinite(*value) ? CLI_OK : cli_error("%s: %s is not a positive number", what, text);
 }
 
+/* Rates of the processors that this process may use. */
+static void measure_this(question *q)
+{
+    fmla_device_info info = FMLA_DEVICE_INFO_INIT;
+    bool known = fmla_device_get(FMLA_DEVICE_CPU, 0, &info) == FMLA_OK && info.compute_units > 0;
+
+    cli_progress("measuring this processor");
+    bench_limit limit = bench_peak(known ? info.compute_units : 1);
+    cli_progress(NULL);
+    q->tflops = q->tflops > 0 ? q->tflops : fmax(limit.fma, limit.dot_bf16) / 1e3;
+    q->terabytes = q->terabytes > 0 ? q->terabytes : limit.read / 1e3;
+}
+
 /* The device's rates, unless the caller gave both. */
 static int find_device(question *q)
 {
@@ -307,10 +323,13 @@ static int find_device(question *q)
     if (strcmp(q->device, "this") != 0) {
         return cli_error("--device: '%s' is none of h100, h800, h200, b200, this", q->device);
     }
+    if (q->tflops <= 0 || q->terabytes <= 0) {
+        measure_this(q);
+    }
     if (q->tflops > 0 && q->terabytes > 0) {
         return CLI_OK;
     }
-    return cli_error("--device this: give --tflops and --bandwidth, as `flashmla bench` measures them");
+    return cli_error("--device this: could not be measured; give --tflops and --bandwidth");
 }
 
 static int take_option(question *q, int value)
