@@ -20,9 +20,9 @@ static const struct subcommand {
     {"explain", cmd_explain, "the arithmetic of a model's cache and kernels: bytes, FLOPs, what binds"},
     {"plan", cmd_plan, "the split-KV schedule of a batch, as a table and as a picture"},
     {"check", cmd_check, "check every kernel against the float64 reference"},
-    {"bench", cmd_bench, "measure operations against this machine's own limits"},
-    {"demo", cmd_demo, "a small model step from cache to output, told as it goes"},
-    {"accuracy", cmd_accuracy, "error of every format and backend as a table"},
+    {"bench", cmd_bench, "time operations and relate them to this machine's own limits"},
+    {"demo", cmd_demo, "decode from caches of every format: bytes, errors, time in one table"},
+    {"accuracy", cmd_accuracy, "error of attention when keys and values are kept in each format"},
 };
 
 static void print_usage(FILE *stream)

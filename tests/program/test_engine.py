@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: MIT
+"""check, bench, demo and accuracy as commands: what they say when all is well, and what they refuse."""
+import json
+
+from program import ProgramTest, main, make, run
+
+
+class Check(ProgramTest):
+    def test_a_small_operation_passes_and_is_counted(self):
+        report = self.folder / "report.json"
+        text = self.good("check", "--operation", "merge", "--isa", "scalar", "--json", report)
+        self.assertRegex(text.splitlines()[-1], r"\A[1-9]\d* passed, 0 failed\Z")
+        json.loads(report.read_text())
+
+    def test_listed_cases_can_be_run_one_by_one(self):
+        first = self.good("check", "--operation", "indices_convert", "--list").splitlines()[0]
+        self.assertEqual(self.good("check", "--case", first).splitlines()[-1], "1 passed, 0 failed")
+
+    def test_a_machine_without_the_device_may_be_skipped(self):
+        done = run("check", "--operation", "merge", "--backend", "cuda", "--may-skip")
+        self.assertIn(done.returncode, (0, 77))
+
+    def test_bad_input(self):
+        for pattern, arguments in (
+            ("no operation 'softmax'", ["--operation", "softmax"]),
+            ("no format 'v5'", ["--format", "v5"]),
+            ("'nonsense'|\"nonsense\"", ["--case", "nonsense"]),
+            ("'x'", ["--seed", "x"]),
+            ("--isa", ["--isa", "sse"]),
+        ):
+            with self.subTest(arguments):
+                self.bad(pattern, "check", *arguments)
+
+
+class Bench(ProgramTest):
+    def test_shapes_are_listed(self):
+        names = self.good("bench", "--list", "--operation", "dense_decode").split()
+        self.assertTrue(names)
+        self.assertEqual(len(names), len(set(names)))
+
+    def test_bad_input(self):
+        for pattern, arguments in (
+            ("no shape matches", ["--shape", "no such shape"]),
+            ("no such directory", ["--shapes", self.folder / "absent"]),
+            ("no operation 'x'", ["--operation", "x"]),
+            ("--runs", ["--runs", "many"]),
+        ):
+            with self.subTest(arguments):
+                self.bad(pattern, "bench", *arguments)
+
+
+class Accuracy(ProgramTest):
+    def test_every_format_is_rated_and_narrower_ones_are_worse(self):
+        rows = self.good_json("accuracy", "--tokens", 64, "--heads", 2)
+        gaussian = {row["format"]: row["relative_error"] for row in rows
+                    if row["data"] == "gaussian" and row["d_qk"] == 512}
+        self.assertLess(gaussian["v41"], gaussian["v41-fp4"])
+        self.assertLess(0, gaussian["v4"])
+
+    def test_own_tensors(self):
+        values = [((i * 37) % 101 - 50) / 50 for i in range(20 * 512)]
+        path = self.file({"q": make("F32", [1, 2, 512], values[:1024]), "kv": make("F32", [20, 512], values)})
+        self.assertTrue(self.good_json("accuracy", "--in", path))
+
+    def test_bad_input(self):
+        path = self.file({"q": make("F32", [1, 2, 8], [0] * 16)})
+        for pattern, arguments in (
+            ("No such file", ["--in", self.folder / "absent"]),
+            ("kv", ["--in", path]),
+            ("--tokens: 0", ["--tokens", "0"]),
+            ("--heads", ["--heads", "x"]),
+        ):
+            with self.subTest(arguments):
+                self.bad(pattern, "accuracy", *arguments)
+
+
+class Demo(ProgramTest):
+    def test_bad_input(self):
+        self.bad("--backend", "demo", "--backend", "gpu")
+
+
+if __name__ == "__main__":
+    main()
