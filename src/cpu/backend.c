@@ -95,6 +95,9 @@ static fmla_status cpu_open(const fmla_context_config *config, const fmlai_alloc
     cpu->parallel_for = config->parallel_for;
     cpu->parallel_for_pool = config->parallel_for_pool;
     choose_kernels(cpu);
+    if (config->strict) {
+        cpu->tile_bf16 = cpu->tile_f32; /* softmax weights are not rounded to bf16 */
+    }
     if (cpu->threads > 1 && !cpu->parallel_for) {
         /* More workers than processors would spin against each other. */
         int32_t usual = cpu->threads > processors ? 0 : DEFAULT_SPIN_US;

@@ -24,7 +24,7 @@ static void store_bf16(uint8_t *restrict dst, const float *restrict src, int64_t
         uint32_t bits;
         memcpy(&bits, &src[i], sizeof bits);
         uint32_t rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
-        uint32_t quiet = bits >> 16 | 0x40;
+        uint32_t quiet = (bits >> 16 & 0x8000) | 0x7FC0; /* the one NaN that the formats write */
         uint16_t half = (uint16_t)((bits & 0x7FFFFFFFu) > 0x7F800000u ? quiet : rounded);
         memcpy(dst + 2 * i, &half, sizeof half);
     }

@@ -191,13 +191,15 @@ static void check_convert(fmla_kv_format from, fmla_kv_format to)
     c.dst.data = expected;
     oracle_convert(&c);
     for (int32_t n = 0; n < THREAD_COUNTS; n++) {
-        fmlai_cpu *cpu = cpu_open(fmlai_isa_best(), thread_counts[n]);
-        fmlai_call call = cpu_call();
-        c.dst.data = copied(before, dst_size);
-        assert_int_equal(fmlai_cpu_backend.convert(cpu, &c, &call), FMLA_OK);
-        assert_memory_equal(c.dst.data, expected, dst_size);
-        free(c.dst.data);
-        cpu_close(cpu);
+        for (const fmla_isa *isa = cpu_isas(); *isa != FMLA_ISA_AUTO; isa++) {
+            fmlai_cpu *cpu = cpu_open(*isa, thread_counts[n]);
+            fmlai_call call = cpu_call();
+            c.dst.data = copied(before, dst_size);
+            assert_int_equal(fmlai_cpu_backend.convert(cpu, &c, &call), FMLA_OK);
+            assert_memory_equal(c.dst.data, expected, dst_size);
+            free(c.dst.data);
+            cpu_close(cpu);
+        }
     }
     free(c.src.data);
     free(before);

@@ -253,6 +253,22 @@ static void tiers_that_are_not_usable_are_refused(void **state)
     assert_false(fmlai_isa_built(FMLA_ISA_AMX));
 }
 
+static void strict_contexts_keep_weights_in_f32(void **state)
+{
+    (void)state;
+    for (const fmla_isa *isa = cpu_isas(); *isa != FMLA_ISA_AUTO; isa++) {
+        fmla_context_config config = FMLA_CONTEXT_CONFIG_INIT;
+        fmlai_error error = {0};
+        void *opened = NULL;
+        config.isa = *isa;
+        config.threads = 1;
+        config.strict = 1;
+        assert_int_equal(fmlai_cpu_backend.open(&config, &cpu_allocator, &opened, &error), FMLA_OK);
+        assert_int_equal(((fmlai_cpu *)opened)->tile_bf16.dtype, FMLA_F32);
+        fmlai_cpu_backend.close(opened);
+    }
+}
+
 static void device_info_describes_the_machine(void **state)
 {
     fmla_device_info info = FMLA_DEVICE_INFO_INIT;
@@ -282,6 +298,7 @@ int main(void)
         cmocka_unit_test(every_task_runs_once),
         cmocka_unit_test(hosts_pool_runs_the_tasks),
         cmocka_unit_test(tiers_that_are_not_usable_are_refused),
+        cmocka_unit_test(strict_contexts_keep_weights_in_f32),
         cmocka_unit_test(device_info_describes_the_machine),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

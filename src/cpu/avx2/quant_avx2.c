@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * quant_avx2.c: tokens to float tiles with AVX2 and F16C, and the e4m3 quantiser. bf16 tiles are no use to a tier without
+ * quant_avx2.c: tokens to float tiles with AVX2 and F16C, and the quantisers. bf16 tiles are no use to a tier without
  * a bf16 dot product and stay with the scalar tier.
  *
  * e4m3 goes through fp16: its exponent and fraction moved to fp16's places make the value times 2^-8, subnormals
@@ -246,33 +246,21 @@ static void e4m3_encode(uint8_t *codes, const float *x, int32_t n, float factor)
     }
 }
 
-/*
- * Quantiser A for the built-in e4m3 formats: the scale is 2^e, so dividing by it is multiplying by 2^-e. Everything else
- * (other formats and quantisers, outer scales, values that are not finite) is the scalar writer's.
- */
-static void write_token(const fmlai_pool *pool, int64_t slot, int32_t head, const float *src, fmla_dtype src_dtype,
-                        fmla_quantizer quantizer)
+/* Quantiser A: the scale is 2^e, so dividing by it is multiplying by 2^-e. False: some value is not finite. */
+static bool write_e4m3(const fmla_format_info *f, uint8_t *row, uint8_t *scales, const float *src)
 {
-    const fmla_format_info *f = &pool->format;
-    bool ours = f->format > FMLA_KV_F16 && f->format < FMLA_KV_COUNT && f->element == FMLA_F8_E4M3 &&
-                quantizer == FMLA_QUANTIZER_DEFAULT && pool->outer_scale == 1.0f;
-    int32_t exponent[16];
-
-    for (int32_t g = 0; ours && g < f->quant_dims / f->group; g++) {
+    int32_t exponent[16], groups = f->quant_dims / f->group;
+    for (int32_t g = 0; g < groups; g++) {
         float u = amax_of(src + g * f->group, f->group) / 448.0f;
-        ours = isfinite(u);
-        exponent[g] = ours ? fmlai_ceil_log2_f32(u < 1e-4f ? 1e-4f : u) : 0;
+        if (!isfinite(u)) {
+            return false;
+        }
+        exponent[g] = fmlai_ceil_log2_f32(u < 1e-4f ? 1e-4f : u);
     }
-    if (!ours) {
-        fmlai_token_write(pool, slot, head, src, src_dtype, quantizer);
-        return;
-    }
-    fmlai_token_at at = fmlai_token_locate(pool, slot);
-    uint8_t *row = (uint8_t *)(uintptr_t)at.row, *scales = (uint8_t *)(uintptr_t)at.scales;
     if (f->layout == FMLA_LAYOUT_PAGE) {
         memset(scales, 0, (size_t)f->scale_row_bytes);
     }
-    for (int32_t g = 0; g < f->quant_dims / f->group; g++) {
+    for (int32_t g = 0; g < groups; g++) {
         if (f->scale == FMLA_F32) {
             float scale = ldexpf(1.0f, exponent[g]);
             memcpy(scales + 4 * g, &scale, sizeof scale);
@@ -282,6 +270,74 @@ static void write_token(const fmlai_pool *pool, int64_t slot, int32_t head, cons
         e4m3_encode(row + g * f->group, src + g * f->group, f->group, ldexpf(1.0f, -exponent[g]));
     }
     fmlai_row_store(row + f->rope_offset, FMLA_BF16, 0, src + f->quant_dims, f->rope_dims);
+    return true;
+}
+
+/* Eight codes of x / scale in 4 bytes: a code counts the ties between magnitudes that |y| passes, a tie going to the even
+ * code. */
+ALWAYS_INLINE void e2m1_encode8(uint8_t *codes, const float *x, __m256 scale)
+{
+    const __m128i low_bytes = _mm_setr_epi8(0, 8, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    __m256 y = _mm256_div_ps(_mm256_loadu_ps(x), scale);
+    __m256 m = _mm256_andnot_ps(sign, y);
+    __m256i count = _mm256_setzero_si256();
+    count = _mm256_sub_epi32(count, _mm256_castps_si256(_mm256_cmp_ps(m, _mm256_set1_ps(0.25f), _CMP_GT_OQ)));
+    count = _mm256_sub_epi32(count, _mm256_castps_si256(_mm256_cmp_ps(m, _mm256_set1_ps(0.75f), _CMP_GE_OQ)));
+    count = _mm256_sub_epi32(count, _mm256_castps_si256(_mm256_cmp_ps(m, _mm256_set1_ps(1.25f), _CMP_GT_OQ)));
+    count = _mm256_sub_epi32(count, _mm256_castps_si256(_mm256_cmp_ps(m, _mm256_set1_ps(1.75f), _CMP_GE_OQ)));
+    count = _mm256_sub_epi32(count, _mm256_castps_si256(_mm256_cmp_ps(m, _mm256_set1_ps(2.5f), _CMP_GT_OQ)));
+    count = _mm256_sub_epi32(count, _mm256_castps_si256(_mm256_cmp_ps(m, _mm256_set1_ps(3.5f), _CMP_GE_OQ)));
+    count = _mm256_sub_epi32(count, _mm256_castps_si256(_mm256_cmp_ps(m, _mm256_set1_ps(5.0f), _CMP_GT_OQ)));
+    __m256i negative = _mm256_and_si256(_mm256_srli_epi32(_mm256_castps_si256(y), 28), _mm256_set1_epi32(8));
+    __m256i code = _mm256_or_si256(count, negative);
+    /* The odd code's nibble above the even one's, in byte 0 of each 64-bit lane. */
+    __m256i pairs = _mm256_or_si256(code, _mm256_srli_epi64(code, 28));
+    int32_t first = _mm_cvtsi128_si32(_mm_shuffle_epi8(_mm256_castsi256_si128(pairs), low_bytes));
+    int32_t second = _mm_cvtsi128_si32(_mm_shuffle_epi8(_mm256_extracti128_si256(pairs, 1), low_bytes));
+    int32_t bytes = first | second << 16;
+    memcpy(codes, &bytes, sizeof bytes);
+}
+
+/* Quantiser C. False: some value is not finite. */
+static bool write_e2m1(uint8_t *row, uint8_t *scales, const float *src)
+{
+    float amax[32];
+    for (int32_t g = 0; g < 32; g++) {
+        amax[g] = amax_of(src + 16 * g, 16);
+        if (!isfinite(amax[g])) {
+            return false;
+        }
+    }
+    for (int32_t g = 0; g < 32; g++) {
+        float u = amax[g] / 6.0f;
+        scales[g] = fmlai_e4m3_from_f32(u < 0x1p-9f ? 0x1p-9f : u > 448.0f ? 448.0f : u);
+        __m256 scale = _mm256_set1_ps(fmlai_f32_from_e4m3(scales[g]));
+        e2m1_encode8(row + 8 * g, src + 16 * g, scale);
+        e2m1_encode8(row + 8 * g + 4, src + 16 * g + 8, scale);
+    }
+    return true;
+}
+
+/* Custom formats, other quantisers, outer scales and values that are not finite are the scalar writer's. */
+static void write_token(const fmlai_pool *pool, int64_t slot, int32_t head, const float *src, fmla_dtype src_dtype,
+                        fmla_quantizer quantizer)
+{
+    const fmla_format_info *f = &pool->format;
+    fmlai_token_at at = fmlai_token_locate(pool, slot);
+    uint8_t *row = (uint8_t *)(uintptr_t)at.row, *scales = (uint8_t *)(uintptr_t)at.scales;
+    bool known = f->format > 0 && f->format < FMLA_KV_COUNT && quantizer == FMLA_QUANTIZER_DEFAULT;
+    bool written = false;
+
+    if (known && f->layout == FMLA_LAYOUT_PLAIN) {
+        fmlai_row_store(row + head * pool->head_stride, (fmla_dtype)f->element, 0, src, f->d_qk);
+        written = true;
+    } else if (known && pool->outer_scale == 1.0f) {
+        written = f->element == FMLA_F8_E4M3 ? write_e4m3(f, row, scales, src) : write_e2m1(row, scales, src);
+    }
+    if (!written) {
+        fmlai_token_write(pool, slot, head, src, src_dtype, quantizer);
+    }
 }
 
 void fmlai_quant_init_avx2(fmlai_quant_kernels *k)

@@ -93,12 +93,26 @@ fmla_status fmlai_cpu_quantize(void *state, const fmlai_transcode *p, const fmla
     return FMLA_OK;
 }
 
+typedef struct convert_job {
+    const fmlai_cpu *cpu;
+    const fmlai_convert *p;
+    bool recode; /* the codes differ: through floats, as attention sees the token */
+} convert_job;
+
 static void convert_token(const void *job, int64_t token, int64_t slot)
 {
-    const fmlai_convert *p = job;
+    const convert_job *c = job;
+    const fmlai_convert *p = c->p;
     int64_t from = fmlai_slot_at(&p->src_slots, token);
-    if (fmlai_slot_valid(&p->src, from)) {
-        for (int32_t h = 0; h < p->heads; h++) {
+    float row[DIMS_MAX];
+    if (!fmlai_slot_valid(&p->src, from)) {
+        return;
+    }
+    for (int32_t h = 0; h < p->heads; h++) {
+        if (c->recode) {
+            fmlai_expand_for(c->cpu->quant.expand_f32, &p->src)(&p->src, &from, 1, h, row, DIMS_MAX);
+            c->cpu->quant.write(&p->dst, slot, h, row, FMLA_BF16, FMLA_QUANTIZER_DEFAULT);
+        } else {
             fmlai_token_convert(&p->dst, slot, &p->src, from, h);
         }
     }
@@ -106,7 +120,10 @@ static void convert_token(const void *job, int64_t token, int64_t slot)
 
 fmla_status fmlai_cpu_convert(void *state, const fmlai_convert *p, const fmlai_call *call)
 {
-    scatter s = {.count = p->count, .slots = &p->dst_slots, .pool = &p->dst, .write = convert_token, .job = p};
+    const fmla_format_info *from = &p->src.format, *to = &p->dst.format;
+    bool alike = from->element == to->element && from->group == to->group && from->scale == to->scale;
+    convert_job job = {.cpu = state, .p = p, .recode = !alike && from->d_qk <= DIMS_MAX};
+    scatter s = {.count = p->count, .slots = &p->dst_slots, .pool = &p->dst, .write = convert_token, .job = &job};
     (void)call;
     scatter_run(state, &s);
     return FMLA_OK;
