@@ -1,0 +1,252 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * params.h: what kernels are given, as plain data: the internal descriptions (src/problem.h) with fixed-width fields, and
+ * what the host decided about tiles and grids. Included by the host's C and by the kernels; includes nothing of ours.
+ * Enum values are those of flashmla_types.h and problem.h (host/describe.c asserts that).
+ */
+#ifndef FLASHMLA_CUDA_PARAMS_H
+#define FLASHMLA_CUDA_PARAMS_H
+
+#include <stdint.h>
+
+enum {
+    FMLAC_NONE = 0,
+    FMLAC_BF16 = 1,
+    FMLAC_F16 = 2,
+    FMLAC_F32 = 3,
+    FMLAC_I64 = 6,
+    FMLAC_F8_E4M3 = 8,
+    FMLAC_F8_E8M0 = 9,
+    FMLAC_F4_E2M1 = 10
+};
+
+enum { FMLAC_LAYOUT_PLAIN = 0, FMLAC_LAYOUT_RECORD = 1, FMLAC_LAYOUT_PAGE = 2 };
+
+enum { FMLAC_LIST_NONE = 0, FMLAC_LIST_PAGED = 1, FMLAC_LIST_INDEXED = 2 };
+
+typedef struct fmlac_pool {
+    uint8_t *data;
+    int64_t num_pages;
+    int64_t page_size;
+    int64_t page_stride;
+    int64_t token_stride;
+    int64_t head_stride;
+    float outer_scale;
+    int32_t layout;
+    int32_t d_qk;
+    int32_t quant_dims;
+    int32_t rope_dims;
+    int32_t element;
+    int32_t group;        /* never 0 where quant_dims is not */
+    int32_t group_shift;  /* group = 1 << group_shift, or -1 */
+    int32_t scale;
+    int32_t code_bytes;   /* of a token */
+    int32_t scale_bytes;  /* of a token */
+    int32_t data_row_bytes;
+    int32_t scale_row_bytes;
+    int32_t scale_offset;
+    int32_t rope_offset;
+    /* Where a token's bytes lie in a raw row of shared memory, and whether 16-byte copies may take them there. */
+    int32_t raw_pitch;
+    int32_t raw_scales;
+    int32_t aligned;
+} fmlac_pool;
+
+typedef struct fmlac_lengths {
+    const int32_t *data;
+    int64_t outer_stride;
+    int64_t inner_stride;
+    int32_t per_request;
+} fmlac_lengths;
+
+typedef struct fmlac_list {
+    fmlac_pool pool;
+    const int32_t *block_table;
+    int64_t table_stride;
+    int64_t max_pages;
+    const int32_t *seqlens;
+    fmlac_lengths bound;
+    const int32_t *indices;
+    int64_t index_outer, index_inner, index_head;
+    int64_t topk;
+    fmlac_lengths length;
+    int32_t kind;
+    int32_t causal;
+} fmlac_list;
+
+typedef struct fmlac_fused {
+    const int32_t *positions;
+    int64_t position_stride;
+    const float *cos_sin;
+    int64_t cos_sin_rows;
+    int64_t cos_sin_stride;
+    uint8_t *codes;
+    uint8_t *scale;
+    int64_t scale_rows;
+    float eps;
+    int32_t enabled, q_norm, q_permuted, rope_neox, rope_dim;
+    int32_t groups, group_heads;
+} fmlac_fused;
+
+typedef struct fmlac_rows {
+    void *data;
+    int64_t stride[3];
+    int32_t dtype;
+    int32_t aligned; /* vectors may be moved 16 bytes (inputs) or one pair (outputs) at a time */
+} fmlac_rows;
+
+/*
+ * How attention is cut (common/work.cuh). A unit is what the schedule counts: all row tiles of a request (paged lists), of
+ * a query token (index lists), or, for ragged batches, one row tile. Columns are the row tiles and KV heads of a unit:
+ * they read the same tokens, so their blocks run side by side. Block = part * columns + column.
+ */
+typedef struct fmlac_cut {
+    int64_t units;
+    int64_t columns;
+    int64_t row_tiles;     /* per KV head and unit; ragged: slots for row tiles of the whole batch */
+    int64_t parts;         /* 0: direct, block = unit * columns + column, never split */
+    int32_t overhead;      /* cost of a piece, in tiles */
+    int32_t least;         /* tiles that a piece has at least, unless the whole list is shorter */
+    int64_t *starts;       /* workspace: units + 1 costs before each unit, then the cost of a part */
+    float *partial;        /* workspace: blocks * 2 results of rows * d_pad floats */
+    float *partial_scalar; /* blocks * 2 * rows pairs (lse in base 2, maximum) */
+} fmlac_cut;
+
+typedef struct fmlac_mqa {
+    int64_t batch, s_q, num_tokens;
+    int32_t h_q, h_kv, d_qk, d_v;
+    const int32_t *cu_seqlens_q;
+    fmlac_rows q;
+    fmlac_fused fused;
+    fmlac_list main, extra;
+    float scale;
+    const float *sink;
+    fmlac_rows out, lse, max_logits;
+    float empty_lse;
+    float lse_factor;
+    /* tiles */
+    int32_t row_bytes;   /* of a row of Q or of a token in shared memory: 1024 or 1152 */
+    int32_t stages;      /* token tiles in flight; quantised formats: 1, and one raw tile */
+    int32_t quantised;
+    int32_t raw_pitch;   /* the larger of the two pools' */
+    int32_t tile_tokens;
+    int32_t tile_rows;
+    fmlac_cut cut;
+} fmlac_mqa;
+
+typedef struct fmlac_packed {
+    void *data;
+    int64_t stride[2];
+    int32_t dtype;
+    int32_t aligned;
+} fmlac_packed;
+
+typedef struct fmlac_mha {
+    int64_t batch, total_q, total_kv;
+    const int32_t *cu_seqlens_q;
+    const int32_t *cu_seqlens_kv;
+    int64_t slots; /* row tiles of the whole batch, per head */
+    int32_t h_q, h_kv, d_qk, d_v;
+    int32_t causal;
+    float scale;
+    float empty_lse;
+    fmlac_packed q, k, v, out, lse, dout, dq, dk, dv;
+    float *delta; /* workspace: [h_q][total_q] rowsum(dout * out) */
+} fmlac_mha;
+
+typedef struct fmlac_slots {
+    const void *data;
+    int64_t stride;
+    int32_t dtype;
+} fmlac_slots;
+
+typedef struct fmlac_transcode {
+    int64_t count;
+    int32_t heads;
+    int32_t historic; /* V32's first quantiser */
+    fmlac_packed rows;
+    fmlac_pool pool;
+    fmlac_slots slots;
+} fmlac_transcode;
+
+typedef struct fmlac_convert {
+    int64_t count;
+    int32_t heads;
+    int32_t same_codes;
+    fmlac_pool src, dst;
+    fmlac_slots src_slots, dst_slots;
+} fmlac_convert;
+
+typedef struct fmlac_indices_convert {
+    int64_t batch, s_q, topk, page_size, max_pages;
+    const int32_t *positions;
+    int64_t position_stride[2];
+    const int32_t *block_table;
+    int64_t table_stride;
+    int32_t *indices;
+    int64_t index_stride[2];
+} fmlac_indices_convert;
+
+typedef struct fmlac_fp8_cast {
+    int64_t rows, cols;
+    const void *src;
+    int64_t src_stride;
+    uint8_t *codes;
+    int64_t code_stride;
+    uint8_t *scale;
+    int64_t scale_rows;
+    int32_t group;
+    int32_t dtype;
+} fmlac_fp8_cast;
+
+#define FMLAC_MERGE_STATES 480
+
+typedef struct fmlac_merge_state {
+    const void *out;
+    const float *lse;
+    int64_t out_stride[2];
+    int64_t lse_stride[2];
+    int32_t dtype;
+} fmlac_merge_state;
+
+typedef struct fmlac_merge {
+    int64_t tokens;
+    int32_t heads, d, count;
+    float empty_lse;
+    const float *sink;
+    fmlac_packed out, lse;
+    fmlac_merge_state states[FMLAC_MERGE_STATES];
+} fmlac_merge;
+
+typedef struct fmlac_permute {
+    int64_t groups, rows, cols, words;
+    int32_t heads, d;
+    const uint8_t *weight;
+    int64_t weight_stride[2];
+    const int32_t *scale;
+    int64_t scale_stride[3];
+    uint8_t *out_weight;
+    int32_t *out_scale;
+    int64_t out_scale_stride[3];
+} fmlac_permute;
+
+typedef struct fmlac_schedule {
+    int64_t batch;
+    const int32_t *seqlens;
+    const int32_t *topk_length, *extra_topk_length;
+    int64_t topk, extra_topk;
+    int64_t parts;
+    int32_t form;
+    int32_t overhead_blocks;
+    int32_t *metadata;
+    int64_t metadata_stride;
+    int32_t *num_splits;
+} fmlac_schedule;
+
+/* What FLASHMLA_CHECK=1 found first: the smallest place of the first kind of fault. */
+typedef struct fmlac_report {
+    unsigned long long place; /* kind * 2^56 + linear index; all ones: nothing */
+    int32_t value;
+} fmlac_report;
+
+#endif

@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * token.cuh: tokens between bytes and numbers, one element or eight at a time. Exact for every (code, scale) pair: the fp32
+ * product code * scale, rounded to bf16 once.
+ */
+#ifndef FLASHMLA_CUDA_TOKEN_CUH
+#define FLASHMLA_CUDA_TOKEN_CUH
+
+#include "number.cuh"
+
+/* Pools may lie at any byte. */
+static __device__ __forceinline__ uint32_t bytes_u16(const uint8_t *p)
+{
+    return (uint32_t)p[0] | (uint32_t)p[1] << 8;
+}
+
+static __device__ __forceinline__ uint32_t bytes_u32(const uint8_t *p)
+{
+    return bytes_u16(p) | bytes_u16(p + 2) << 16;
+}
+
+/* a / b of numbers that are not negative. One copy: a 64-bit division is long, and kernels need many. */
+static __device__ __noinline__ int64_t quotient(int64_t a, int64_t b)
+{
+    return (uint64_t)(a | b) >> 32 ? a / b : (int64_t)((uint32_t)a / (uint32_t)b);
+}
+
+/* A slot's data row and scales. */
+static __device__ __forceinline__ uint8_t *pool_row(const fmlac_pool *pool, int64_t slot)
+{
+    int64_t page = quotient(slot, pool->page_size);
+    return pool->data + page * pool->page_stride + (slot - page * pool->page_size) * pool->token_stride;
+}
+
+static __device__ __forceinline__ uint8_t *pool_scales(const fmlac_pool *pool, int64_t slot)
+{
+    int64_t page = quotient(slot, pool->page_size);
+    int64_t at = slot - page * pool->page_size;
+    uint8_t *begin = pool->data + page * pool->page_stride;
+    if (pool->layout == FMLAC_LAYOUT_PAGE) {
+        return begin + pool->page_size * pool->token_stride + at * pool->scale_row_bytes + pool->scale_offset;
+    }
+    return begin + at * pool->token_stride + pool->scale_offset;
+}
+
+static __device__ __forceinline__ float code_value(const uint8_t *row, int32_t element, int32_t j)
+{
+    if (element == FMLAC_F4_E2M1) {
+        return float_of_e2m1((uint32_t)row[j >> 1] >> ((j & 1) * 4));
+    }
+    return float_of_e4m3(row[j]);
+}
+
+static __device__ __forceinline__ float scale_value(const uint8_t *scales, int32_t scale, int32_t group)
+{
+    if (scale == FMLAC_F32) {
+        return __uint_as_float(bytes_u32(scales + group * 4));
+    }
+    if (scale == FMLAC_F8_E8M0) {
+        return float_of_e8m0(scales[group]);
+    }
+    return scale == FMLAC_F8_E4M3 ? float_of_e4m3(scales[group]) : 1.0f;
+}
+
+/* Element j of a token given by its data row and scales: the exact product, not yet rounded. */
+static __device__ __forceinline__ float token_element(const fmlac_pool *pool, const uint8_t *row, const uint8_t *scales,
+                                                      int32_t head, int32_t j)
+{
+    if (pool->layout == FMLAC_LAYOUT_PLAIN) {
+        uint32_t bits = bytes_u16(row + head * pool->head_stride + 2 * (int64_t)j);
+        return pool->element == FMLAC_F16 ? ptx_float_of_f16(bits) : float_of_bf16(bits);
+    }
+    if (j >= pool->quant_dims) {
+        return float_of_bf16(bytes_u16(row + pool->rope_offset + 2 * (j - pool->quant_dims)));
+    }
+    return code_value(row, pool->element, j) * scale_value(scales, pool->scale, j / pool->group) * pool->outer_scale;
+}
+
+/* As attention sees it. */
+static __device__ __forceinline__ float token_element_seen(const fmlac_pool *pool, const uint8_t *row,
+                                                           const uint8_t *scales, int32_t head, int32_t j)
+{
+    float x = token_element(pool, row, scales, head, j);
+    return pool->element == FMLAC_F16 ? x : round_to_bf16(x);
+}
+
+/* Whether a scale is 2^k with -124 <= k <= 7: then code * scale is a bf16 number, and one bf16 product gives it. */
+static __device__ __forceinline__ bool scale_is_easy(float scale)
+{
+    uint32_t bits = __float_as_uint(scale);
+    return (bits & 0x807FFFFFu) == 0 && bits - (3u << 23) <= (131u << 23);
+}
+
+/* Four e4m3 codes, none of them NaN, as bf16 * 2^-120: sign to bit 15, the seven bits to bits 10..4. */
+static __device__ __forceinline__ void spread_e4m3(uint32_t codes, uint32_t out[2])
+{
+    uint32_t low = __byte_perm(codes, 0, 0x1404);  /* bytes 0 and 1, each in the upper byte of a half */
+    uint32_t high = __byte_perm(codes, 0, 0x3424);
+    out[0] = (low & 0x80008000u) | (low >> 4 & 0x07F007F0u);
+    out[1] = (high & 0x80008000u) | (high >> 4 & 0x07F007F0u);
+}
+
+/* Four e2m1 codes (16 bits) as bf16. */
+static __device__ __forceinline__ void spread_e2m1(uint32_t codes, uint32_t out[2])
+{
+    uint32_t select = codes & 0x7777u;
+    uint32_t high = __byte_perm(0x3F3F3F00u, 0x40404040u, select);
+    uint32_t low = __byte_perm(0xC0800000u, 0xC0804000u, select);
+    out[0] = __byte_perm(low, high, 0x5140) | (codes << 12 & 0x8000u) | (codes << 24 & 0x80000000u);
+    out[1] = __byte_perm(low, high, 0x7362) | (codes << 4 & 0x8000u) | (codes << 16 & 0x80000000u);
+}
+
+/* Eight elements j..j+7 of one group, the long way: any scale, any outer scale, NaN codes. Codes and scales in shared
+ * memory, at 32-bit addresses. */
+static __device__ __noinline__ void expand_hard(const fmlac_pool *pool, uint32_t codes, float scale, int32_t j,
+                                                uint32_t to)
+{
+    for (int32_t at = j; at < j + 8; at++, to += 2) {
+        float x;
+        if (pool->element == FMLAC_F4_E2M1) {
+            x = float_of_e2m1(ptx_load_shared_u8(codes + (at >> 1)) >> ((at & 1) * 4));
+        } else {
+            x = float_of_e4m3(ptx_load_shared_u8(codes + at));
+        }
+        ptx_store_shared_u16(to, (uint16_t)bf16_of_float(x * scale * pool->outer_scale));
+    }
+}
+
+/* The scale of element j's group, from a raw row in shared memory. */
+static __device__ __forceinline__ float shared_scale(const fmlac_pool *pool, uint32_t scales, int32_t group)
+{
+    if (pool->scale == FMLAC_F32) {
+        return __uint_as_float(ptx_load_shared_u32(scales + group * 4));
+    }
+    if (pool->scale == FMLAC_NONE) {
+        return 1.0f;
+    }
+    uint32_t code = ptx_load_shared_u8(scales + group);
+    return pool->scale == FMLAC_F8_E8M0 ? float_of_e8m0(code) : float_of_e4m3(code);
+}
+
+/* Eight elements j..j+7 (j a multiple of 8, all inside one group) of a raw row in shared memory, as bf16 to `to`. */
+static __device__ __forceinline__ void expand_8(const fmlac_pool *pool, uint32_t row, int32_t j, uint32_t to)
+{
+    float scale = shared_scale(pool, row + pool->raw_scales, j >> pool->group_shift);
+    bool hard = pool->outer_scale != 1.0f;
+    uint32_t codes[2], out[4];
+    if (pool->element == FMLAC_F4_E2M1) {
+        codes[0] = ptx_load_shared_u32(row + j / 2);
+        spread_e2m1(codes[0] & 0xFFFFu, out);
+        spread_e2m1(codes[0] >> 16, out + 2);
+        hard = hard || pool->scale != FMLAC_F8_E4M3; /* an e4m3 scale is a bf16 number, its product with e2m1, too */
+    } else {
+        ptx_load_shared_64(codes, row + j);
+        spread_e4m3(codes[0], out);
+        spread_e4m3(codes[1], out + 2);
+        uint32_t nan = ((codes[0] & 0x7F7F7F7Fu) + 0x01010101u) | ((codes[1] & 0x7F7F7F7Fu) + 0x01010101u);
+        hard = hard || (nan & 0x80808080u) != 0 || !scale_is_easy(scale);
+    }
+    if (hard) {
+        expand_hard(pool, row, scale, j, to);
+        return;
+    }
+    /* e4m3 codes are 2^120 too small. */
+    uint32_t factor = (__float_as_uint(scale) >> 16) + (pool->element == FMLAC_F4_E2M1 ? 0 : 120u << 7);
+    factor |= factor << 16;
+    for (int i = 0; i < 4; i++) {
+        out[i] = ptx_multiply_bf16x2(out[i], factor);
+    }
+    ptx_store_shared_128(to, out);
+}
+
+#endif

@@ -1,0 +1,283 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * mqa.c: how attention over token lists is launched: which kernel, how many token tiles in flight, how the lists are cut.
+ * Everything is decided from shapes; lengths are met on the device (common/work.cuh).
+ */
+#include <stddef.h>
+
+#include "cuda_host.h"
+
+#define OUT_COLUMNS 512
+#define UNITS_MAX 16384   /* the plan kernel's: beyond it every unit is a block's own */
+#define STAGES_MAX 4
+#define PIECE_TOKENS 256  /* least length of a piece of a cut list */
+#define OVERHEAD_TOKENS 256 /* what beginning and ending a piece costs, in tokens */
+
+extern void fmlak_mqa_bf16_16x32x4_sm80(void);
+extern void fmlak_mqa_bf16_32x16x4_sm80(void);
+extern void fmlak_mqa_bf16_32x32x8_sm80(void);
+extern void fmlak_mqa_bf16_64x32x8_sm80(void);
+extern void fmlak_mqa_bf16_16x64x8_sm80(void);
+extern void fmlak_mqa_bf16_64x64x8_sm80(void);
+extern void fmlak_mqa_f16_16x32x4_sm80(void);
+extern void fmlak_mqa_f16_32x16x4_sm80(void);
+extern void fmlak_mqa_f16_64x32x8_sm80(void);
+extern void fmlak_mqa_any_sm80(void);
+extern void fmlak_mqa_plan_sm80(void);
+extern void fmlak_mqa_combine_sm80(void);
+
+typedef struct kernel {
+    void (*function)(void);
+    const char *name;
+    fmla_dtype dtype;
+    int rows, tokens, warps;
+    int shared_kib; /* profile that it was made for */
+} kernel;
+
+/* For each dtype in order of preference: the first that fits the shared memory and holds the rows, else the last. */
+static const kernel kernels[] = {
+    {fmlak_mqa_bf16_16x64x8_sm80, "fmlak_mqa_bf16_16x64x8_sm80", FMLA_BF16, 16, 64, 8, 227},
+    {fmlak_mqa_bf16_16x32x4_sm80, "fmlak_mqa_bf16_16x32x4_sm80", FMLA_BF16, 16, 32, 4, 99},
+    {fmlak_mqa_bf16_32x32x8_sm80, "fmlak_mqa_bf16_32x32x8_sm80", FMLA_BF16, 32, 32, 8, 163},
+    {fmlak_mqa_bf16_64x64x8_sm80, "fmlak_mqa_bf16_64x64x8_sm80", FMLA_BF16, 64, 64, 8, 227},
+    {fmlak_mqa_bf16_64x32x8_sm80, "fmlak_mqa_bf16_64x32x8_sm80", FMLA_BF16, 64, 32, 8, 163},
+    {fmlak_mqa_bf16_32x16x4_sm80, "fmlak_mqa_bf16_32x16x4_sm80", FMLA_BF16, 32, 16, 4, 99},
+    {fmlak_mqa_f16_16x32x4_sm80, "fmlak_mqa_f16_16x32x4_sm80", FMLA_F16, 16, 32, 4, 99},
+    {fmlak_mqa_f16_64x32x8_sm80, "fmlak_mqa_f16_64x32x8_sm80", FMLA_F16, 64, 32, 8, 163},
+    {fmlak_mqa_f16_32x16x4_sm80, "fmlak_mqa_f16_32x16x4_sm80", FMLA_F16, 32, 16, 4, 99},
+};
+
+static size_t round_up(size_t x, size_t unit)
+{
+    return (x + unit - 1) / unit * unit;
+}
+
+static bool is_quantised(const fmlac_list *list)
+{
+    return list->kind != FMLAC_LIST_NONE && list->pool.layout != FMLAC_LAYOUT_PLAIN;
+}
+
+/* Whether the tiled kernels can read a pool. */
+static bool pool_tiles(const fmlac_list *list, int32_t q_dtype)
+{
+    const fmlac_pool *pool = &list->pool;
+    if (list->kind == FMLAC_LIST_NONE) {
+        return true;
+    }
+    if (pool->layout == FMLAC_LAYOUT_PLAIN) {
+        return pool->element == q_dtype;
+    }
+    return q_dtype == FMLAC_BF16 && (pool->element == FMLAC_F8_E4M3 || pool->element == FMLAC_F4_E2M1) &&
+           pool->group_shift >= 3 && pool->quant_dims % 8 == 0 && pool->d_qk % 8 == 0 && pool->rope_offset % 8 == 0 &&
+           pool->d_qk == pool->quant_dims + pool->rope_dims && (pool->scale != FMLAC_F32 || pool->scale_offset % 4 == 0);
+}
+
+/* Shared memory of a block, as mqa_shared_plan lays it out. */
+static size_t shared_bytes(const kernel *k, const fmlac_mqa *p, int stages)
+{
+    int ring = p->quantised ? 2 : stages, groups = k->warps / (k->rows / 16);
+    size_t bytes = (size_t)k->rows * (size_t)p->row_bytes;
+    bytes += (size_t)(p->quantised ? 1 : stages) * (size_t)k->tokens * (size_t)p->row_bytes;
+    bytes += p->quantised ? (size_t)k->tokens * (size_t)p->raw_pitch : 0;
+    bytes += (size_t)k->rows * (size_t)(k->tokens * 2 + 16);
+    bytes += (size_t)(groups + 1) * (size_t)k->rows * 4;
+    bytes += (size_t)ring * (size_t)k->tokens * (p->quantised ? 16 : 8);
+    bytes += (size_t)ring * 8 + 128; /* masks, work */
+    return bytes;
+}
+
+static const kernel *choose(const fmlac_state *state, const fmlac_mqa *p, int64_t rows)
+{
+    const kernel *best = NULL;
+    for (size_t i = 0; i < sizeof kernels / sizeof kernels[0]; i++) {
+        const kernel *k = &kernels[i];
+        if ((int)k->dtype != p->q.dtype || k->shared_kib * 1024 > state->shared_block ||
+            shared_bytes(k, p, 2) > (size_t)state->shared_block) {
+            continue;
+        }
+        if (!best || (best->rows < rows && k->rows > best->rows)) {
+            best = k;
+        }
+    }
+    return best;
+}
+
+/* Rows that share a list, at most; of ragged batches the average. */
+static int64_t rows_of_unit(const fmlai_mqa *p)
+{
+    int64_t group = p->h_q / p->h_kv;
+    if (p->main.kind != FMLAI_LIST_PAGED) {
+        return group;
+    }
+    int64_t queries = p->cu_seqlens_q ? fmlac_ceil(p->num_tokens, p->batch > 0 ? p->batch : 1) : p->s_q;
+    return group * (queries > 0 ? queries : 1);
+}
+
+typedef struct decision {
+    const kernel *kernel; /* NULL: the kernel for anything */
+    size_t shared;
+    int64_t slots; /* blocks that run at a time */
+    bool may_cut;
+} decision;
+
+static decision decide(const fmlac_state *state, const fmlai_mqa *from, fmlac_mqa *p)
+{
+    decision d = {.kernel = NULL};
+    fmlac_describe_mqa(p, from);
+    p->quantised = is_quantised(&p->main) || is_quantised(&p->extra);
+    p->raw_pitch = p->main.pool.raw_pitch > p->extra.pool.raw_pitch ? p->main.pool.raw_pitch : p->extra.pool.raw_pitch;
+    p->row_bytes = p->d_qk <= 512 ? 1024 : 1152;
+    bool mixed = p->extra.kind != FMLAC_LIST_NONE && is_quantised(&p->main) != is_quantised(&p->extra);
+    if (p->d_qk > 576 || p->d_v > OUT_COLUMNS || mixed || !pool_tiles(&p->main, p->q.dtype) ||
+        !pool_tiles(&p->extra, p->q.dtype)) {
+        return d;
+    }
+    d.kernel = choose(state, p, rows_of_unit(from));
+    if (!d.kernel) {
+        return d;
+    }
+    p->tile_rows = d.kernel->rows;
+    p->tile_tokens = d.kernel->tokens;
+    p->stages = STAGES_MAX;
+    while (p->stages > 2 && shared_bytes(d.kernel, p, p->stages) > (size_t)state->shared_block) {
+        p->stages--;
+    }
+    d.shared = shared_bytes(d.kernel, p, p->stages);
+    size_t staged = (size_t)(d.kernel->rows >= 32 ? d.kernel->rows / 2 : 16) * (OUT_COLUMNS + 8) * 4;
+    if (d.shared < staged) { /* rows go out through shared memory */
+        d.shared = staged;
+    }
+    int64_t together = (int64_t)state->shared_processor / (int64_t)(d.shared + 1024);
+    int64_t registers = d.kernel->warps == 4 ? 2 : 1;
+    d.slots = state->processors * (together < 1 ? 1 : together < registers ? together : registers);
+    d.may_cut = !from->batch_invariant && !from->fused.enabled;
+    return d;
+}
+
+/* Units, columns and parts (common/work.cuh). */
+static void cut_work(const decision *d, fmlac_mqa *p)
+{
+    fmlac_cut *cut = &p->cut;
+    int64_t group = p->h_q / p->h_kv;
+    bool paged = p->main.kind == FMLAC_LIST_PAGED;
+    if (paged && p->cu_seqlens_q) {
+        cut->row_tiles = p->num_tokens * group / p->tile_rows + p->batch;
+        cut->units = cut->row_tiles * p->h_kv;
+        cut->columns = 1;
+    } else {
+        cut->row_tiles = fmlac_ceil(paged ? p->s_q * group : group, p->tile_rows);
+        cut->units = paged ? p->batch : p->num_tokens;
+        cut->columns = cut->row_tiles * p->h_kv;
+    }
+    cut->overhead = OVERHEAD_TOKENS / p->tile_tokens;
+    cut->least = PIECE_TOKENS / p->tile_tokens;
+    cut->parts = d->slots / cut->columns;
+    int64_t blocks = cut->units * cut->columns, enough = (paged ? 64 : 8) * d->slots;
+    if (!d->may_cut || cut->parts <= 1 || cut->units > UNITS_MAX || blocks > enough) {
+        cut->parts = 0;
+    }
+}
+
+/* Bytes of the schedule and of the partial results: bounds that do not shrink when a shape grows. */
+static size_t schedule_bytes(const fmlac_mqa *p)
+{
+    int64_t units = p->cut.units < UNITS_MAX ? p->cut.units : UNITS_MAX;
+    return round_up((size_t)(units + 2) * sizeof(int64_t), 256);
+}
+
+static size_t partial_bytes(const decision *d)
+{
+    return (size_t)d->slots * 2 * (size_t)d->kernel->rows * OUT_COLUMNS * sizeof(float);
+}
+
+static size_t scalar_bytes(const decision *d)
+{
+    return (size_t)d->slots * 2 * (size_t)d->kernel->rows * 2 * sizeof(float);
+}
+
+size_t fmlac_mqa_workspace(const void *state, const fmlai_mqa *from)
+{
+    fmlac_mqa p;
+    decision d = decide(state, from, &p);
+    if (!d.kernel || !d.may_cut) {
+        return 0;
+    }
+    cut_work(&d, &p);
+    return schedule_bytes(&p) + partial_bytes(&d) + scalar_bytes(&d);
+}
+
+static fmla_status run_any(const fmlac_state *state, const fmlac_mqa *p, const fmlai_call *call)
+{
+    fmlac_launch launch = {.kernel = (const void *)fmlak_mqa_any_sm80, .name = "fmlak_mqa_any_sm80",
+                           .blocks = p->num_tokens * p->h_q, .threads = 128,
+                           .shared = (size_t)(p->d_qk + p->d_v) * sizeof(float)};
+    if (p->fused.enabled) {
+        return fmlai_fail(call->error, FMLA_ERROR_UNSUPPORTED,
+                          "fused attention needs 99 KiB of shared memory per block; this device has %d bytes",
+                          state->shared_block);
+    }
+    return fmlac_enqueue(state, call, &launch, p);
+}
+
+/* Words of scale rows that belong to no token. */
+static fmla_status clear_scale_padding(const fmlac_mqa *p, const fmlai_call *call)
+{
+    const fmlac_fused *f = &p->fused;
+    int64_t padding = f->scale_rows - p->num_tokens;
+    if (padding <= 0) {
+        return FMLA_OK;
+    }
+    size_t words = (size_t)f->groups * (size_t)f->group_heads * (size_t)p->d_v / 128;
+    cudaError_t code = cudaMemset2DAsync(f->scale + p->num_tokens * 4, (size_t)f->scale_rows * 4, 0, (size_t)padding * 4,
+                                         words, (cudaStream_t)call->stream);
+    return code == cudaSuccess ? FMLA_OK : fmlac_cuda_fail(call->error, code, "cudaMemset2DAsync");
+}
+
+static fmla_status run_tiled(const fmlac_state *state, const decision *d, fmlac_mqa *p, const fmlai_call *call)
+{
+    cut_work(d, p);
+    uint8_t *workspace = call->workspace;
+    fmlac_launch plan = {.kernel = (const void *)fmlak_mqa_plan_sm80, .name = "fmlak_mqa_plan_sm80", .blocks = 1,
+                         .threads = 1024};
+    fmlac_launch attend = {.kernel = (const void *)d->kernel->function, .name = d->kernel->name,
+                           .blocks = p->cut.units * p->cut.columns, .threads = d->kernel->warps * 32,
+                           .shared = d->shared};
+    if (p->cut.parts == 0) {
+        return fmlac_enqueue(state, call, &attend, p);
+    }
+    p->cut.starts = (int64_t *)workspace;
+    p->cut.partial = (float *)(workspace + schedule_bytes(p));
+    p->cut.partial_scalar = (float *)(workspace + schedule_bytes(p) + partial_bytes(d));
+    attend.blocks = p->cut.parts * p->cut.columns;
+    attend.dependent = true;
+    fmlac_launch combine = {.kernel = (const void *)fmlak_mqa_combine_sm80, .name = "fmlak_mqa_combine_sm80",
+                            .blocks = attend.blocks * (p->tile_rows / 8), .threads = 256, .dependent = true};
+    fmla_status status = fmlac_enqueue(state, call, &plan, p);
+    if (status == FMLA_OK) {
+        status = fmlac_enqueue(state, call, &attend, p);
+    }
+    return status == FMLA_OK ? fmlac_enqueue(state, call, &combine, p) : status;
+}
+
+fmla_status fmlac_mqa_run(void *opaque, const fmlai_mqa *from, const fmlai_call *call)
+{
+    const fmlac_state *state = opaque;
+    fmlac_mqa p;
+    decision d = decide(state, from, &p);
+    int before;
+    fmla_status status = fmlac_enter(state->device, &before, call->error);
+    if (status != FMLA_OK) {
+        return status;
+    }
+    if (state->check) {
+        status = fmlac_check_mqa(state, &p, call);
+    }
+    if (status == FMLA_OK && p.fused.enabled) {
+        status = clear_scale_padding(&p, call);
+    }
+    if (status == FMLA_OK) {
+        status = d.kernel ? run_tiled(state, &d, &p, call) : run_any(state, &p, call);
+    }
+    fmlac_leave(before);
+    return status;
+}

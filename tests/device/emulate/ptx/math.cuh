@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: MIT */
+/* Double of src/cuda/ptx/math.cuh. */
+#ifndef FLASHMLA_PTX_MATH_CUH
+#define FLASHMLA_PTX_MATH_CUH
+
+#include "memory.cuh"
+
+float ptx_exp2(float x);
+uint32_t ptx_pack_bf16(float low, float high);
+uint32_t ptx_pack_f16(float low, float high);
+uint32_t ptx_multiply_bf16x2(uint32_t a, uint32_t b);
+float ptx_float_of_f16(uint32_t x);
+
+#endif

@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * runtime.c: the functions of the CUDA runtime (and of the driver, for the flashmla program) that are called on the way to
+ * a kernel, over ordinary memory and the emulated block of emulate.cpp. The device pretends to be of compute capability 9.0
+ * with FLASHMLA_EMULATE_PROCESSORS multiprocessors (default 8).
+ */
+#include <cuda_runtime_api.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define VISIBLE __attribute__((visibility("default")))
+
+typedef struct emu_index {
+    unsigned x, y, z;
+} emu_index;
+
+void emu_launch(const void *function, const void *params, bool large, emu_index grid, emu_index block, size_t shared_bytes);
+extern void fmlak_merge_sm80(void);
+
+static cudaError_t last = cudaSuccess;
+
+static int processors(void)
+{
+    const char *text = getenv("FLASHMLA_EMULATE_PROCESSORS");
+    return text ? atoi(text) : 8;
+}
+
+cudaError_t cudaGetDeviceCount(int *count)
+{
+    *count = 1;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetDevice(int *device)
+{
+    *device = 0;
+    return cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int device)
+{
+    return device == 0 ? cudaSuccess : cudaErrorInvalidDevice;
+}
+
+cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr name, int device)
+{
+    (void)device;
+    *value = name == cudaDevAttrMultiProcessorCount                  ? processors()
+             : name == cudaDevAttrComputeCapabilityMajor             ? 9
+             : name == cudaDevAttrMaxSharedMemoryPerBlockOptin       ? 232448
+             : name == cudaDevAttrMaxSharedMemoryPerMultiprocessor   ? 233472
+                                                                     : 0;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device)
+{
+    (void)device;
+    memset(p, 0, sizeof *p);
+    strcpy(p->name, "emulated");
+    p->major = 9;
+    p->multiProcessorCount = processors();
+    p->sharedMemPerBlockOptin = 232448;
+    p->totalGlobalMem = (size_t)1 << 30;
+    return cudaSuccess;
+}
+
+cudaError_t cudaMalloc(void **memory, size_t size)
+{
+    *memory = aligned_alloc(256, (size + 255) / 256 * 256);
+    if (*memory) {
+        memset(*memory, 0xFF, size);
+    }
+    return *memory ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+
+cudaError_t cudaFree(void *memory)
+{
+    free(memory);
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetLastError(void)
+{
+    cudaError_t code = last;
+    last = cudaSuccess;
+    return code;
+}
+
+const char *cudaGetErrorString(cudaError_t code)
+{
+    return code == cudaSuccess ? "no error" : "emulated failure";
+}
+
+const char *cudaGetErrorName(cudaError_t code)
+{
+    return code == cudaSuccess ? "cudaSuccess" : "cudaError";
+}
+
+cudaError_t cudaFuncSetAttribute(const void *function, enum cudaFuncAttribute attribute, int value)
+{
+    (void)function;
+    (void)attribute;
+    return value <= 232448 ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *function, void **arguments)
+{
+    emu_index grid = {config->gridDim.x, 1, 1}, block = {config->blockDim.x, 1, 1};
+    if (config->dynamicSmemBytes > 232448 || grid.x == 0) {
+        last = cudaErrorInvalidValue;
+        return last;
+    }
+    emu_launch(function, arguments[0], function == (const void *)fmlak_merge_sm80, grid, block, config->dynamicSmemBytes);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemset2DAsync(void *to, size_t pitch, int value, size_t width, size_t height, cudaStream_t stream)
+{
+    (void)stream;
+    for (size_t i = 0; i < height; i++) {
+        memset((char *)to + i * pitch, value, width);
+    }
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemsetAsync(void *to, int value, size_t size, cudaStream_t stream)
+{
+    (void)stream;
+    memset(to, value, size);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t size, enum cudaMemcpyKind kind, cudaStream_t stream)
+{
+    (void)kind;
+    (void)stream;
+    memcpy(to, from, size);
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream)
+{
+    (void)stream;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status)
+{
+    (void)stream;
+    *status = cudaStreamCaptureStatusNone;
+    return cudaSuccess;
+}
