@@ -11,6 +11,7 @@ if(TARGET flashmla_cuda)
   install(TARGETS flashmla_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endif()
 
+file(RELATIVE_PATH FLASHMLA_PC_TO_PREFIX /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
 configure_file(cmake/flashmla.pc.in flashmla.pc @ONLY)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/flashmla.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 
