@@ -500,6 +500,50 @@ static void given_weights_agree_with_float64(void **state)
     for_each_table(given_weights_of);
 }
 
+/* Values down to the smallest bf16 among large ones and alone: processors' bf16 products take subnormal
+ * numbers for zero. */
+static void tiny_values_of(const fmlai_tile_kernels *k)
+{
+    uint64_t seed = 10;
+    for (int32_t kind = 0; kind < 3; kind++) {
+        fixture f;
+        float *w = memory((size_t)(31 * 48) * sizeof(float));
+        setup(&f, k, 33, 31, 96, &seed);
+        for (int32_t j = 0; j < 31 * 48; j++) {
+            w[j] = seen_by(k, fabsf(test_random_unit(&seed)));
+        }
+        for (int32_t j = 0; j < f.tokens * f.d; j++) {
+            float x = fmlai_f32_from_bf16((uint16_t)(1 + test_random(&seed) % (kind == 0 ? 127 : 63 * 128)));
+            if (kind < 2 || j % f.d < 40) {
+                put(&f, j / f.d, j % f.d, test_random(&seed) % 2 ? x : -x);
+            }
+        }
+        k->pack_weights(f.packed_weights, w, f.rows, f.tokens);
+        k->accumulate(f.packed_sums, f.packed_weights, f.tile, f.stride, NULL, NULL, f.rows, f.tokens, f.d);
+        k->unpack(f.result, f.d, f.packed_sums, f.rows, f.d);
+        for (int32_t r = 0; r < f.rows; r++) {
+            for (int32_t d = 0; d < f.d; d++) {
+                double sum = 0, size = 0;
+                for (int32_t t = 0; t < f.tokens; t++) {
+                    sum += (double)w[t * 48 + r] * f.v[t * f.d + d];
+                    size += fabs((double)w[t * 48 + r] * f.v[t * f.d + d]);
+                }
+                double bound =
+                    ldexp(size, -19) + 62 * ldexp(1, -149); /* an fp32 sum is a multiple of 2^-149 */
+                assert_within(&f, "sum", r, d, f.result[r * f.d + d], sum, bound);
+            }
+        }
+        free(w);
+        teardown(&f);
+    }
+}
+
+static void c094_tiny_values_keep_their_accuracy(void **state)
+{
+    (void)state;
+    for_each_table(tiny_values_of);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -512,6 +556,7 @@ int main(void)
         cmocka_unit_test(logits_of_minus_infinity_weigh_nothing),
         cmocka_unit_test(promise_8_rows_do_not_depend_on_their_block),
         cmocka_unit_test(given_weights_agree_with_float64),
+        cmocka_unit_test(c094_tiny_values_keep_their_accuracy),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,13 +6,21 @@
  * broadcasts of a pair of weights for 16 VDPBF16PS. A tile's products are added up from zero and joined to
  * the old sums at the end, which keeps rounding chains as short as a tile.
  *
+ * VDPBF16PS takes subnormal numbers for zero and flushes sums below 2^-126. So that tiny values keep their
+ * accuracy, a strip with values below 2^-64 is taken apart: those are multiplied separately, larger by a
+ * power of two.
+ *
  * `visible`: weights of tokens that a row does not see are zero, so they need care only where such a token is
  * not finite.
  */
+#include <string.h>
+
 #include "tile_avx512bf16.h"
 
-#define GROUP_ROWS 4
-#define MAX_PAIRS  (FMLAI_TILE_TOKENS_MAX / 2)
+#define GROUP_ROWS   4
+#define MAX_PAIRS    (FMLAI_TILE_TOKENS_MAX / 2)
+#define SMALL_BITS   (63 << 7) /* bf16 below 2^-64 */
+#define SMALL_FACTOR 0x1p62f
 
 /* Operands of one call. */
 typedef struct operands {
@@ -25,10 +33,19 @@ typedef struct operands {
     int32_t d;
 } operands;
 
-/* Dims k..k+31 or k..k+63 of the first `tokens` tokens, in pairs; an odd last token is paired with zero. */
-static void interleave(__m512i *strip, const operands *o, int32_t k, int32_t units, int32_t tokens)
+/* Smallest |x| - 1 of bf16 as integers without sign, zero being the largest. */
+static inline __m512i least_of(__m512i least, __m512i x)
+{
+    __m512i size = _mm512_sub_epi16(_mm512_add_epi16(x, x), _mm512_set1_epi16(1));
+    return _mm512_min_epu16(least, size);
+}
+
+/* Dims k..k+31 or k..k+63 of the first `tokens` tokens, in pairs; an odd last token is paired with zero.
+ * Returns true if there are small values. */
+static bool interleave(__m512i *strip, const operands *o, int32_t k, int32_t units, int32_t tokens)
 {
     const uint16_t *even = o->tile + k;
+    __m512i least = _mm512_set1_epi16(-1);
     for (int32_t t = 0; t < tokens; t += 2, even += 2 * o->tile_stride, strip += STRIP_VECTORS) {
         for (int32_t u = 0; u < units; u++) {
             __m512i a = _mm512_load_si512(even + u * UNIT_DIMS);
@@ -36,8 +53,33 @@ static void interleave(__m512i *strip, const operands *o, int32_t k, int32_t uni
             if (t + 1 < tokens) {
                 b = _mm512_load_si512(even + o->tile_stride + u * UNIT_DIMS);
             }
+            least = least_of(least_of(least, a), b);
             strip[2 * u] = _mm512_unpacklo_epi16(a, b);
             strip[2 * u + 1] = _mm512_unpackhi_epi16(a, b);
+        }
+        for (int32_t v = 2 * units; v < STRIP_VECTORS; v++) {
+            strip[v] = _mm512_setzero_si512();
+        }
+    }
+    __m512i below = _mm512_subs_epu16(_mm512_set1_epi16(SMALL_BITS * 2 - 1), least);
+    return _mm512_cmpeq_epi32_mask(below, _mm512_setzero_si512()) != 0xFFFF;
+}
+
+/* Moves small values from a strip to another, where they are larger by SMALL_FACTOR, which makes them normal
+ * numbers. */
+static void separate_small(__m512i *strip, __m512i *small, int32_t pairs)
+{
+    uint16_t *from = (uint16_t *)strip, *to = (uint16_t *)small;
+    for (int32_t i = 0; i < pairs * STRIP_VECTORS * UNIT_DIMS; i++) {
+        uint32_t bits = (uint32_t)from[i] << 16;
+        float x;
+        to[i] = 0;
+        if ((from[i] & 0x7FFF) < SMALL_BITS) {
+            memcpy(&x, &bits, sizeof x);
+            x *= SMALL_FACTOR;
+            memcpy(&bits, &x, sizeof bits);
+            to[i] = (uint16_t)(bits >> 16);
+            from[i] = 0;
         }
     }
 }
@@ -98,18 +140,37 @@ static void multiply_n(float *sums, const int32_t *weights, int64_t stride, cons
     }
 }
 
+/* Adds the products of a strip of small values, four rows or fewer. */
+static void add_small(float *sums, const int32_t *weights, int64_t stride, const __m512i *small,
+                      int32_t pairs, int32_t n)
+{
+    _Alignas(64) float block[GROUP_ROWS * STRIP_DIMS];
+    multiply_n(block, weights, stride, small, NULL, pairs, n, 2);
+    for (int32_t i = 0; i < n * STRIP_DIMS; i++) {
+        sums[i] += block[i] * (1.0f / SMALL_FACTOR);
+    }
+}
+
 /* Rows begin..end-1, the first `tokens` tokens. */
 static void accumulate_rows(const operands *o, int32_t begin, int32_t end, int32_t tokens)
 {
-    _Alignas(64) __m512i strip[MAX_PAIRS * STRIP_VECTORS];
-    int64_t strip_stride = (int64_t)fmlai_tile_lanes(o->rows) * STRIP_DIMS;
+    _Alignas(64) __m512i strip[MAX_PAIRS * STRIP_VECTORS], small[MAX_PAIRS * STRIP_VECTORS];
+    int64_t strip_stride = (int64_t)fmlai_tile_lanes(o->rows) * STRIP_DIMS, stride = weights_stride(o->rows);
+    int32_t pairs = pairs_of(tokens);
     for (int32_t k = 0; k < o->d; k += STRIP_DIMS) {
         int32_t units = o->d - k > UNIT_DIMS ? 2 : 1;
-        interleave(strip, o, k, units, tokens);
+        bool has_small = interleave(strip, o, k, units, tokens);
+        if (has_small) {
+            separate_small(strip, small, pairs);
+        }
         for (int32_t r = begin; r < end; r += GROUP_ROWS) {
             float *sums = o->sums + k / STRIP_DIMS * strip_stride + (int64_t)r * STRIP_DIMS;
-            multiply_n(sums, o->weights + r, weights_stride(o->rows), strip, o->alpha ? o->alpha + r : NULL,
-                       pairs_of(tokens), end - r < GROUP_ROWS ? end - r : GROUP_ROWS, units);
+            const float *alpha = o->alpha ? o->alpha + r : NULL;
+            int32_t n = end - r < GROUP_ROWS ? end - r : GROUP_ROWS;
+            multiply_n(sums, o->weights + r, stride, strip, alpha, pairs, n, units);
+            if (has_small) {
+                add_small(sums, o->weights + r, stride, small, pairs, n);
+            }
         }
     }
 }

@@ -14,8 +14,9 @@
  * A strip holds units of 32 dims. Pairing two tokens by unpacking 16-bit elements leaves the dims of a unit
  * in two vectors: 0-3 8-11 16-19 24-27 and 4-7 12-15 20-23 28-31. Sums keep that order; unpack() restores it.
  *
- * VDPBF16PS takes subnormal bf16 (below 2^-126) for zero, and flushes subnormal sums: a value of a token
- * counts with an absolute error of up to 2^-126. docs/numerics.md bounds what that can do to results.
+ * VDPBF16PS takes subnormal bf16 (below 2^-126) for zero, and flushes subnormal sums. In scores that is an
+ * absolute error of at most 2^-126 a term, far below anything that a logit shows; weighted sums take care
+ * (tile_accumulate_avx512bf16.c).
  */
 #ifndef FLASHMLA_TILE_AVX512BF16_H
 #define FLASHMLA_TILE_AVX512BF16_H

@@ -29,8 +29,10 @@ static inline __attribute__((always_inline)) void multiply(const operands *o, in
     __m512 acc[16][GROUP_VECTORS];
     const int32_t *rows = o->rows;
     const uint16_t *tile = o->tile;
-    int64_t tile_stride = o->tile_stride;
+    int64_t tile_stride = o->tile_stride, s_stride = o->s_stride;
     int32_t pairs = o->pairs;
+    bool first = o->first;
+    float *s = o->s;
 #pragma GCC unroll 16
     for (int32_t t = 0; t < tokens; t++) {
 #pragma GCC unroll 4
@@ -57,8 +59,8 @@ static inline __attribute__((always_inline)) void multiply(const operands *o, in
     for (int32_t t = 0; t < tokens; t++) {
 #pragma GCC unroll 4
         for (int32_t v = 0; v < vectors; v++) {
-            float *at = o->s + t * o->s_stride + v * LANES;
-            _mm512_store_ps(at, o->first ? acc[t][v] : _mm512_add_ps(acc[t][v], _mm512_load_ps(at)));
+            float *at = s + t * s_stride + v * LANES;
+            _mm512_store_ps(at, first ? acc[t][v] : _mm512_add_ps(acc[t][v], _mm512_load_ps(at)));
         }
     }
 }
