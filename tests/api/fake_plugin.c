@@ -81,7 +81,7 @@ static fmla_status record(void *state, const fmlai_call *call)
 
 static fmla_status fake_mqa(void *state, const fmlai_mqa *p, const fmlai_call *call)
 {
-    (void)p;
+    ((fake_journal *)state)->batch_invariant = p->batch_invariant;
     return record(state, call);
 }
 

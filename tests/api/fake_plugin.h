@@ -13,6 +13,7 @@ typedef struct fake_journal {
     void *stream;
     void *workspace;
     size_t workspace_size;
+    int32_t batch_invariant; /* of the last attention call */
 } fake_journal;
 
 #endif

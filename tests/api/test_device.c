@@ -111,6 +111,17 @@ static void growing_workspace_keeps_old_blocks_alive(void **state)
     assert_int_equal(journal->releases, releases);
 }
 
+static void batch_invariance_reaches_the_device(void **state)
+{
+    (void)state;
+    calls_reset(c);
+    assert_int_equal(fmla_decode(c->context, &c->dense, NULL), FMLA_OK);
+    assert_int_equal(journal->batch_invariant, 0);
+    c->dense.batch_invariant = 1;
+    assert_int_equal(fmla_decode(c->context, &c->dense, NULL), FMLA_OK);
+    assert_int_equal(journal->batch_invariant, 1);
+}
+
 static void device_words_reach_the_caller(void **state)
 {
     (void)state;
@@ -163,6 +174,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(promise_10_device_memory_is_never_read_on_the_host),
         cmocka_unit_test(growing_workspace_keeps_old_blocks_alive),
+        cmocka_unit_test(batch_invariance_reaches_the_device),
         cmocka_unit_test(device_words_reach_the_caller),
         cmocka_unit_test(auto_takes_the_device_when_it_is_usable),
         cmocka_unit_test(c109_unsupported_device_is_refused_before_any_call),
