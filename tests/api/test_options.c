@@ -165,6 +165,7 @@ static void norm_and_its_epsilon_count(void **state)
     c->fused_prefill.fused.rms_norm_eps = 10.0f;
     run_fused(without);
     assert_true(((float *)c->fused_prefill.fused.lse.data)[0] != lse);
+    c->fused_prefill.fused.rms_norm_eps = 1e-4f;
     c->fused_prefill.fused.q_norm = 0;
     run_fused(without);
     assert_memory_not_equal(with, without, sizeof with);
