@@ -19,11 +19,19 @@ static __device__ __forceinline__ uint32_t bytes_u32(const uint8_t *p)
     return bytes_u16(p) | bytes_u16(p + 2) << 16;
 }
 
+#ifdef FMLAC_QUOTIENT_32
+/* a / b of numbers that are not negative, for kernels that may not call (a call keeps wgmma and setmaxnreg from working): a and b are below 2^32. */
+static __device__ __forceinline__ int64_t quotient(int64_t a, int64_t b)
+{
+    return (int64_t)((uint32_t)a / (uint32_t)b);
+}
+#else
 /* a / b of numbers that are not negative. One copy: a 64-bit division is long, and kernels need many. */
 static __device__ __noinline__ int64_t quotient(int64_t a, int64_t b)
 {
     return (uint64_t)(a | b) >> 32 ? a / b : (int64_t)((uint32_t)a / (uint32_t)b);
 }
+#endif
 
 /* A slot's data row and scales. */
 static __device__ __forceinline__ uint8_t *pool_row(const fmlac_pool *pool, int64_t slot)

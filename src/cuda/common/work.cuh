@@ -22,11 +22,8 @@ typedef struct fmlac_work {
     int64_t rows;     /* at least 0 */
     int32_t kv_head;
     int32_t group;    /* heads per KV head */
-    /* tiles: [0, gap) are numbers 0..gap-1 of the list, later ones are numbered from `resume` */
-    int64_t tiles;
-    int64_t gap;
-    int64_t resume;
-    int64_t main_count;  /* entries that some row attends */
+    int64_t tiles;    /* of list positions, the extra list's after the main one's */
+    int64_t main_count;  /* entries that some row may attend */
     int64_t extra_count;
 } fmlac_work;
 
@@ -65,38 +62,24 @@ static __device__ __forceinline__ bool position_valid(const fmlac_fused *f, int6
     return position >= 0 && position < f->cos_sin_rows;
 }
 
-/* Longest list of any row of the tile, in tiles. */
+/* Longest list of any row of the tile. */
 static __device__ __forceinline__ void work_count(const fmlac_mqa *p, fmlac_work *w)
 {
     int64_t tokens = p->tile_tokens;
-    w->tiles = 0;
     w->main_count = w->extra_count = 0;
-    w->resume = 0;
     if (w->rows > 0 && p->main.kind == FMLAC_LIST_PAGED) {
-        int64_t count = 0;
         int64_t at = quotient(w->row0, w->group);
         int64_t end = quotient(w->row0 + w->rows - 1, w->group) + 1;
         at = p->main.bound.data ? at : end - 1; /* causal bounds grow with the query token */
         for (; at < end; at++) {
             int64_t seen = paged_count(p, w->request, w->first + at, at, w->queries);
-            count = seen > count ? seen : count;
+            w->main_count = seen > w->main_count ? seen : w->main_count;
         }
-        w->tiles = ceil_quotient(count, tokens);
-        w->main_count = count;
     } else if (w->rows > 0 && (!p->fused.enabled || position_valid(&p->fused, w->first))) {
         w->main_count = indexed_count(p, &p->main, w->first);
         w->extra_count = indexed_count(p, &p->extra, w->first);
-        int64_t main_tiles = ceil_quotient(w->main_count, tokens);
-        int64_t resume = quotient(p->main.topk, tokens);
-        w->tiles = main_tiles;
-        if (w->extra_count > 0) {
-            w->resume = resume > main_tiles ? resume : main_tiles;
-            w->tiles += ceil_quotient(p->main.topk + w->extra_count, tokens) - w->resume;
-        }
-        w->gap = main_tiles;
-        return;
     }
-    w->gap = w->tiles;
+    w->tiles = ceil_quotient(w->main_count + w->extra_count, tokens);
 }
 
 /* Unit and column to rows, without counting tokens. */

@@ -156,51 +156,52 @@ extern "C" __global__ void __launch_bounds__(THREADS) fmlak_mha_queries_any_sm80
     }
 }
 
-/* dK and dV of one key. */
-extern "C" __global__ void __launch_bounds__(THREADS) fmlak_mha_keys_any_sm80(const __grid_constant__ fmlac_mha p)
+/* dK and dV of one key: adds what n queries of one head, from `first` on, give; both in dk, one after the other. */
+static __device__ void add_queries(const fmlac_mha &p, int64_t first, int n, int32_t head, const float *key,
+                                   const float *value, float *dk)
 {
     __shared__ float weights[CHUNK], slopes[CHUNK];
+    __syncthreads();
+    for (int t = threadIdx.x / 32; t < n; t += THREADS / 32) {
+        float lse = row_lse(p, first + t, head);
+        float weight = expf(row_dot(key, p.q, first + t, head, p.d_qk) * p.scale - lse);
+        float dp = row_dot(value, p.dout, first + t, head, p.d_v);
+        if (threadIdx.x % 32 == 0) {
+            bool there = !is_infinite(lse);
+            weights[t] = there ? weight : 0.0f;
+            slopes[t] = there ? weight * (dp - p.delta[head * p.total_q + first + t]) : 0.0f;
+        }
+    }
+    __syncthreads();
+    for (int d = threadIdx.x; d < p.d_qk + p.d_v; d += THREADS) {
+        bool of_key = d < p.d_qk;
+        float x = dk[d];
+        for (int t = 0; t < n; t++) {
+            float weight = of_key ? slopes[t] : weights[t];
+            float y = of_key ? element_at(p.q, first + t, head, d) : element_at(p.dout, first + t, head, d - p.d_qk);
+            x = weight == 0.0f ? x : x + weight * y;
+        }
+        dk[d] = x;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) fmlak_mha_keys_any_sm80(const __grid_constant__ fmlac_mha p)
+{
     float *key = (float *)ptx_shared(), *value = key + p.d_qk, *dk = value + p.d_v, *dv = dk + p.d_qk;
     int64_t token = quotient(blockIdx.x, p.h_kv);
     int32_t kv_head = (int32_t)(blockIdx.x - token * p.h_kv), group = p.h_q / p.h_kv;
     mha_work w;
     locate(p, false, token, &w);
     int64_t from = p.causal ? clamped(token - w.first_k - (w.count_k - w.count_q), 0, w.count_q) : 0;
-    int64_t per_head = w.count_q - from, count = per_head * group;
     load_row(key, p.k, token, kv_head, p.d_qk);
     load_row(value, p.v, token, kv_head, p.d_v);
     for (int d = threadIdx.x; d < p.d_qk + p.d_v; d += THREADS) {
         dk[d] = 0.0f;
     }
-    for (int64_t base = 0; base < count; base += CHUNK) {
-        int n = (int)(count - base < CHUNK ? count - base : CHUNK);
-        __syncthreads();
-        for (int t = threadIdx.x / 32; t < n; t += THREADS / 32) {
-            int64_t h = quotient(base + t, per_head);
-            int64_t row = w.first_q + from + (base + t - h * per_head);
-            int32_t head = kv_head * group + (int32_t)h;
-            float lse = row_lse(p, row, head);
-            float weight = expf(row_dot(key, p.q, row, head, p.d_qk) * p.scale - lse);
-            float dp = row_dot(value, p.dout, row, head, p.d_v);
-            if (threadIdx.x % 32 == 0) {
-                bool there = !is_infinite(lse);
-                weights[t] = there ? weight : 0.0f;
-                slopes[t] = there ? weight * (dp - p.delta[head * p.total_q + row]) : 0.0f;
-            }
-        }
-        __syncthreads();
-        for (int d = threadIdx.x; d < p.d_qk + p.d_v; d += THREADS) {
-            bool of_key = d < p.d_qk;
-            float x = dk[d];
-            for (int t = 0; t < n; t++) {
-                int64_t h = quotient(base + t, per_head);
-                int64_t row = w.first_q + from + (base + t - h * per_head);
-                int32_t head = kv_head * group + (int32_t)h;
-                float weight = of_key ? slopes[t] : weights[t];
-                float y = of_key ? element_at(p.q, row, head, d) : element_at(p.dout, row, head, d - p.d_qk);
-                x = weight == 0.0f ? x : x + weight * y;
-            }
-            dk[d] = x;
+    for (int32_t head = kv_head * group; head < (kv_head + 1) * group; head++) {
+        for (int64_t base = from; base < w.count_q; base += CHUNK) {
+            int n = (int)(w.count_q - base < CHUNK ? w.count_q - base : CHUNK);
+            add_queries(p, w.first_q + base, n, head, key, value, dk);
         }
     }
     __syncthreads();

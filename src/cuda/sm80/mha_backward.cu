@@ -85,7 +85,7 @@ static __device__ __forceinline__ void store_rows(const fmlac_packed &to, const 
 /* ---- keys ---------------------------------------------------------------------------------------------------------- */
 
 typedef struct keys_shared {
-    uint32_t k, v, stage[2];
+    uint32_t k, v, stages, stage_bytes;
     float *lse, *delta; /* [2][STEP] */
 } keys_shared;
 
@@ -94,8 +94,9 @@ static __device__ __forceinline__ void copy_queries(const fmlac_mha &p, const mh
                                                     int32_t head, int64_t first, uint32_t k_bytes, uint32_t v_bytes)
 {
     int64_t end = w.first_q + w.count_q, token = w.first_q + first + threadIdx.x;
-    copy_rows<STEP, WARPS>(s.stage[slot], k_bytes, p.q, head, w.first_q + first, end, p.d_qk);
-    copy_rows<STEP, WARPS>(s.stage[slot] + STEP * k_bytes, v_bytes, p.dout, head, w.first_q + first, end, p.d_v);
+    uint32_t stage = s.stages + slot * s.stage_bytes;
+    copy_rows<STEP, WARPS>(stage, k_bytes, p.q, head, w.first_q + first, end, p.d_qk);
+    copy_rows<STEP, WARPS>(stage + STEP * k_bytes, v_bytes, p.dout, head, w.first_q + first, end, p.d_v);
     if (threadIdx.x < STEP) {
         s.lse[slot * STEP + threadIdx.x] = token < end ? row_lse(p, token, head) : FMLAC_INFINITY;
         s.delta[slot * STEP + threadIdx.x] = token < end ? p.delta[head * p.total_q + token] : 0.0f;
@@ -114,8 +115,8 @@ template <int F16> static __device__ __forceinline__ void keys_block(const fmlac
     uint32_t base = ptx_shared_address(ptx_shared());
     s.k = base;
     s.v = base + ROWS * k_bytes;
-    s.stage[0] = s.v + ROWS * v_bytes;
-    s.stage[1] = s.stage[0] + STEP * (k_bytes + v_bytes);
+    s.stages = s.v + ROWS * v_bytes;
+    s.stage_bytes = STEP * (k_bytes + v_bytes);
     s.lse = (float *)(ptx_shared() + (ROWS + 2 * STEP) * (k_bytes + v_bytes));
     s.delta = s.lse + 2 * STEP;
     int32_t group = p.h_q / p.h_kv;
@@ -153,7 +154,7 @@ template <int F16> static __device__ __forceinline__ void keys_block(const fmlac
                          v_bytes);
         }
         ptx_copy_async_commit();
-        uint32_t queries = s.stage[slot], gradients = queries + STEP * k_bytes;
+        uint32_t queries = s.stages + slot * s.stage_bytes, gradients = queries + STEP * k_bytes;
         float score[NT][4], dp[NT][4];
         scores<NT, F16>(score, s.k, queries, k_bytes, warp * 16, 0);
         scores<NT, F16>(dp, s.v, gradients, v_bytes, warp * 16, 0);

@@ -18,9 +18,9 @@
  * One step i (ring = stages, or 2 for quantised formats):
  *   wait for tile i; BARRIER (tile i is there, everybody is done with step i - 1)
  *   quantised: expand the raw bytes into the tile; BARRIER
- *   start copying tile i + ring - 1; fetch list entries of tile i + ring
+ *   start copying tile i + ring - 1
  *   scores; BARRIER (maxima); weights; rows that see part of the tile: clean V; BARRIER (weights); values
- *   store addresses of tile i + ring where tile i's were
+ *   warp 0: addresses of tile i + ring go where tile i's were; fetch the list entries after them
  *
  * A token that is not attended has address 0: its tile row is zeros and its score -infinity. A row that sees fewer tokens
  * than its neighbours has weight 0 for the others; so that 0 * NaN cannot happen, values that are not finite are set to 0
@@ -92,43 +92,56 @@ template <int ROWS, int TOKENS, int WARPS> static __device__ __forceinline__ mqa
     return s;
 }
 
-static __device__ __forceinline__ int64_t list_tile(const fmlac_work &w, int64_t tile)
-{
-    return tile < w.gap ? tile : w.resume + (tile - w.gap);
-}
-
 /* ---- token list: entries, then addresses ----------------------------------------------------------------------- */
 
-/* What the list says at a position: a page, or a slot; -1: nothing is attended there. */
-static __device__ __forceinline__ int64_t fetch_entry(const fmlac_mqa &p, const fmlac_work &w, int64_t position)
+/* Warp 0's way through a list. Index lists: entries that name no token are left out, so tiles hold the attended tokens one
+ * after another and a row's bits do not depend on what lies between them; main list first, then the extra one. Paged lists
+ * keep their places, since what a row sees is counted in places. */
+template <int TOKENS> struct list_scan {
+    static constexpr int EACH = TOKENS > 32 ? TOKENS / 32 : 1; /* entries of a lane that are fetched ahead */
+    int64_t at, end;                                            /* next position, and where the piece ends */
+    int32_t entry[EACH];                                        /* PAGED: pages, INDEXED: slots */
+};
+
+/* What the list says at a position; -1: nothing is attended there. */
+static __device__ __forceinline__ int32_t fetch_entry(const fmlac_mqa &p, const fmlac_work &w, int64_t position)
 {
     if (p.main.kind == FMLAC_LIST_PAGED) {
-        if (position >= w.main_count) {
-            return -1;
-        }
         int64_t at = quotient(position, p.main.pool.page_size);
         return p.main.block_table ? p.main.block_table[w.request * p.main.table_stride + at]
-                                  : w.request * p.main.max_pages + at;
+                                  : (int32_t)(w.request * p.main.max_pages + at);
     }
-    if (position < w.main_count) {
-        return index_row(&p, &p.main, w.first, w.kv_head)[position];
+    int64_t at = position - w.main_count;
+    return at < 0 ? index_row(&p, &p.main, w.first, w.kv_head)[position] : index_row(&p, &p.extra, w.first, w.kv_head)[at];
+}
+
+template <int TOKENS>
+static __device__ __forceinline__ void fetch_entries(const fmlac_mqa &p, const fmlac_work &w, list_scan<TOKENS> &scan)
+{
+#pragma unroll
+    for (int i = 0; i < scan.EACH; i++) {
+        int64_t position = scan.at + i * 32 + threadIdx.x % 32;
+        scan.entry[i] = position < scan.end ? fetch_entry(p, w, position) : -1;
     }
-    int64_t at = position - p.main.topk;
-    return at >= 0 && at < w.extra_count ? index_row(&p, &p.extra, w.first, w.kv_head)[at] : -1;
 }
 
 /* Address of the token that an entry names, 0 if none. */
-static __device__ __forceinline__ unsigned long long entry_address(const fmlac_mqa &p, int64_t position, int64_t entry,
-                                                                   unsigned long long *scale)
+static __device__ __forceinline__ unsigned long long entry_address(const fmlac_mqa &p, const fmlac_work &w, int64_t position,
+                                                                   int32_t entry, unsigned long long *scale)
 {
     bool paged = p.main.kind == FMLAC_LIST_PAGED;
-    bool extra = !paged && position >= p.main.topk;
+    bool extra = !paged && position >= w.main_count;
     const fmlac_pool *pool = extra ? &p.extra.pool : &p.main.pool;
-    int64_t page = paged ? entry : quotient(entry, pool->page_size);
-    if (entry < 0 || page >= pool->num_pages) {
+    if (entry < 0) {
         return 0;
     }
-    int64_t at = paged ? position - quotient(position, pool->page_size) * pool->page_size : entry - page * pool->page_size;
+    int64_t place = paged ? position : entry;
+    int64_t page = quotient(place, pool->page_size);
+    int64_t at = place - page * pool->page_size;
+    page = paged ? entry : page;
+    if (page >= pool->num_pages) {
+        return 0;
+    }
     uint8_t *begin = pool->data + page * pool->page_stride;
     if (p.quantised) {
         *scale = pool->layout == FMLAC_LAYOUT_PAGE
@@ -138,27 +151,65 @@ static __device__ __forceinline__ unsigned long long entry_address(const fmlac_m
     return (unsigned long long)(begin + at * pool->token_stride) | (extra ? EXTRA_BIT : 0);
 }
 
-/* Threads 0 .. TOKENS - 1: what was fetched for tile number `tile` of the list becomes addresses and a mask. */
-template <int TOKENS>
-static __device__ __forceinline__ void store_addresses(const fmlac_mqa &p, const mqa_shared &s, int slot, int64_t tile,
-                                                       int64_t entry)
+static __device__ __forceinline__ void put_address(const fmlac_mqa &p, const mqa_shared &s, int at,
+                                                   unsigned long long address, unsigned long long scale)
 {
-    int i = threadIdx.x;
-    if (i >= (TOKENS < 32 ? 32 : TOKENS)) {
-        return;
+    s.address[at] = address;
+    if (p.quantised) {
+        s.scale[at] = scale;
     }
-    unsigned long long scale = 0;
-    unsigned long long address = i < TOKENS ? entry_address(p, tile * TOKENS + i, entry, &scale) : 0;
-    uint32_t mask = __ballot_sync(0xFFFFFFFFu, address != 0);
-    if (i < TOKENS) {
-        s.address[slot * TOKENS + i] = address;
-        if (p.quantised) {
-            s.scale[slot * TOKENS + i] = scale;
+}
+
+/* Warp 0: addresses and mask of the next tile, from the entries fetched before; then entries are fetched anew. */
+template <int TOKENS>
+static __device__ __forceinline__ void next_tile(const fmlac_mqa &p, const fmlac_work &w, const mqa_shared &s, int slot,
+                                                 list_scan<TOKENS> &scan)
+{
+    int lane = threadIdx.x % 32;
+    bool compact = p.main.kind != FMLAC_LIST_PAGED;
+    uint32_t words[2] = {0, 0};
+    int filled = 0;
+    while (scan.at < scan.end && filled < TOKENS) {
+        int used = 0; /* entries that were looked at */
+#pragma unroll
+        for (int i = 0; i < scan.EACH; i++) {
+            unsigned long long scale = 0;
+            unsigned long long address = entry_address(p, w, scan.at + i * 32 + lane, scan.entry[i], &scale);
+            bool there = address != 0 && (compact || i * 32 + lane < TOKENS);
+            uint32_t mask = __ballot_sync(0xFFFFFFFFu, there);
+            int place = compact ? filled + __popc(mask & ((1u << lane) - 1)) : i * 32 + lane;
+            if (place < TOKENS && (there || !compact)) {
+                put_address(p, s, slot * TOKENS + place, address, scale);
+            }
+            if (!compact) {
+                words[i] = mask;
+                continue;
+            }
+            uint32_t last = __ballot_sync(0xFFFFFFFFu, there && place == TOKENS - 1);
+            used = filled >= TOKENS ? used : last ? i * 32 + __popc(last - 1) + 1 : i * 32 + 32;
+            filled += __popc(mask);
+        }
+        if (!compact) {
+            scan.at += TOKENS;
+            break;
+        }
+        scan.at += used;
+        if (filled < TOKENS && scan.at < scan.end) {
+            fetch_entries(p, w, scan);
         }
     }
-    if (i % 32 == 0) {
-        s.mask[slot * 2 + i / 32] = mask;
+    filled = filled < TOKENS ? filled : TOKENS;
+    for (int i = filled + lane; compact && i < TOKENS; i += 32) {
+        put_address(p, s, slot * TOKENS + i, 0, 0);
     }
+    if (compact) {
+        words[0] = filled < 32 ? (1u << filled) - 1 : 0xFFFFFFFFu;
+        words[1] = filled < 32 ? 0 : filled < 64 ? (1u << (filled - 32)) - 1 : 0xFFFFFFFFu;
+    }
+    if (lane < 2) {
+        s.mask[slot * 2 + lane] = lane == 0 ? words[0] : words[1];
+    }
+    fetch_entries(p, w, scan);
 }
 
 /* ---- copying tokens into shared memory ------------------------------------------------------------------------- */
@@ -507,8 +558,10 @@ static __device__ __forceinline__ void store_row(const fmlac_mqa &p, const fmlac
 
 template <int TOKENS, int WARPS>
 static __device__ __forceinline__ void start_copy(const fmlac_mqa &p, const fmlac_work &w, const mqa_shared &s, int slot,
-                                                  bool there)
+                                                  bool inside)
 {
+    /* Tiles of a paged list are copied even if no page of theirs is valid: their rows must become zeros. */
+    bool there = inside && (p.main.kind == FMLAC_LIST_PAGED || s.mask[slot * 2] != 0);
     if (there && p.quantised) {
         copy_raw<TOKENS, WARPS>(p, s, slot);
     } else if (there) {
@@ -623,10 +676,15 @@ static __device__ __forceinline__ void mqa_piece(const fmlac_mqa &p, const mqa_s
             int32_t other = __shfl_xor_sync(0xFFFFFFFFu, all_see, step);
             all_see = other < all_see ? other : all_see;
         }
-        for (int i = 0; i < s.ring; i++) {
-            int64_t tile = list_tile(w, begin + i);
-            bool there = threadIdx.x < TOKENS && begin + i < end;
-            store_addresses<TOKENS>(p, s, i, tile, there ? fetch_entry(p, w, tile * TOKENS + threadIdx.x) : -1);
+        list_scan<TOKENS> scan;
+        int64_t count = w.main_count + w.extra_count;
+        scan.at = begin * TOKENS;
+        scan.end = end * TOKENS < count ? end * TOKENS : count;
+        if (warp == 0) {
+            fetch_entries(p, w, scan);
+            for (int i = 0; i < s.ring; i++) {
+                next_tile(p, w, s, i, scan);
+            }
         }
         if (p.fused.enabled) {
             load_q_fused<ROWS, WARPS>(p, w, s);
@@ -641,21 +699,21 @@ static __device__ __forceinline__ void mqa_piece(const fmlac_mqa &p, const mqa_s
         for (int i = 0; i + 1 < s.ring; i++) {
             start_copy<TOKENS, WARPS>(p, w, s, i, begin + i < end);
         }
+        bool paged = p.main.kind == FMLAC_LIST_PAGED;
         int slot = 0;
 #pragma unroll 1
-        for (int64_t i = begin; i < end; i++) {
-            int64_t tile = list_tile(w, i);
+        for (int64_t tile = begin; tile < end; tile++) {
             uint32_t keys = p.quantised ? s.tiles : s.tiles + slot * s.tile_bytes;
             wait_copies(s.ring);
             __syncthreads();
+            if (!paged && s.mask[slot * 2] == 0) {
+                break; /* the list has no more tokens */
+            }
             if (p.quantised) {
                 expand_raw<TOKENS, WARPS>(p, s, slot);
                 __syncthreads();
             }
-            start_copy<TOKENS, WARPS>(p, w, s, slot == 0 ? s.ring - 1 : slot - 1, i + s.ring - 1 < end);
-            int64_t next = list_tile(w, i + s.ring);
-            bool there = threadIdx.x < TOKENS && i + s.ring < end;
-            int64_t entry = there ? fetch_entry(p, w, next * TOKENS + threadIdx.x) : -1;
+            start_copy<TOKENS, WARPS>(p, w, s, slot == 0 ? s.ring - 1 : slot - 1, tile + s.ring - 1 < end);
 
             float acc[NT][4];
             scores<NT, F16>(acc, s.q, keys, p.row_bytes, row0, tg * (TOKENS / TG));
@@ -679,7 +737,9 @@ static __device__ __forceinline__ void mqa_piece(const fmlac_mqa &p, const mqa_s
                 }
             }
             values<TOKENS, MV, NV, WEIGHT_PITCH, F16>(out, s.weights, keys, p.row_bytes, out_row0, column0);
-            store_addresses<TOKENS>(p, s, slot, next, entry);
+            if (warp == 0) {
+                next_tile(p, w, s, slot, scan);
+            }
             slot = slot + 1 == s.ring ? 0 : slot + 1;
         }
         ptx_copy_async_wait<0>();

@@ -2,7 +2,7 @@
 /*
  * runtime.c: the functions of the CUDA runtime (and of the driver, for the flashmla program) that are called on the way to
  * a kernel, over ordinary memory and the emulated block of emulate.cpp. The device pretends to be of compute capability 9.0
- * with FLASHMLA_EMULATE_PROCESSORS multiprocessors (default 8).
+ * with FLASHMLA_EMULATE_PROCESSORS multiprocessors (default 8) and FLASHMLA_EMULATE_SHARED_KIB of shared memory (227).
  */
 #include <cuda_runtime_api.h>
 #include <stdbool.h>
@@ -27,6 +27,12 @@ static int processors(void)
     return text ? atoi(text) : 8;
 }
 
+static int shared_bytes(void)
+{
+    const char *text = getenv("FLASHMLA_EMULATE_SHARED_KIB");
+    return text ? atoi(text) * 1024 : 232448;
+}
+
 cudaError_t cudaGetDeviceCount(int *count)
 {
     *count = 1;
@@ -49,8 +55,8 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr name, int dev
     (void)device;
     *value = name == cudaDevAttrMultiProcessorCount                  ? processors()
              : name == cudaDevAttrComputeCapabilityMajor             ? 9
-             : name == cudaDevAttrMaxSharedMemoryPerBlockOptin       ? 232448
-             : name == cudaDevAttrMaxSharedMemoryPerMultiprocessor   ? 233472
+             : name == cudaDevAttrMaxSharedMemoryPerBlockOptin       ? shared_bytes()
+             : name == cudaDevAttrMaxSharedMemoryPerMultiprocessor   ? shared_bytes() + 1024
                                                                      : 0;
     return cudaSuccess;
 }
@@ -62,7 +68,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device)
     strcpy(p->name, "emulated");
     p->major = 9;
     p->multiProcessorCount = processors();
-    p->sharedMemPerBlockOptin = 232448;
+    p->sharedMemPerBlockOptin = (size_t)shared_bytes();
     p->totalGlobalMem = (size_t)1 << 30;
     return cudaSuccess;
 }
@@ -103,13 +109,13 @@ cudaError_t cudaFuncSetAttribute(const void *function, enum cudaFuncAttribute at
 {
     (void)function;
     (void)attribute;
-    return value <= 232448 ? cudaSuccess : cudaErrorInvalidValue;
+    return value <= shared_bytes() ? cudaSuccess : cudaErrorInvalidValue;
 }
 
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *function, void **arguments)
 {
     emu_index grid = {config->gridDim.x, 1, 1}, block = {config->blockDim.x, 1, 1};
-    if (config->dynamicSmemBytes > 232448 || grid.x == 0) {
+    if (config->dynamicSmemBytes > (size_t)shared_bytes() || grid.x == 0) {
         last = cudaErrorInvalidValue;
         return last;
     }
