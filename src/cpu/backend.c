@@ -11,7 +11,8 @@
 #define DEFAULT_SPIN_US 100
 
 /* Best first. */
-static const fmla_isa tiers[] = {FMLA_ISA_AMX, FMLA_ISA_AVX512BF16, FMLA_ISA_AVX2, FMLA_ISA_NEON, FMLA_ISA_SCALAR};
+static const fmla_isa tiers[] = {FMLA_ISA_AMX, FMLA_ISA_AVX512BF16, FMLA_ISA_AVX2, FMLA_ISA_NEON,
+                                 FMLA_ISA_SCALAR};
 
 static void usable_tiers(char *text, size_t size)
 {
@@ -19,7 +20,8 @@ static void usable_tiers(char *text, size_t size)
     text[0] = '\0';
     for (size_t i = 0; i < sizeof tiers / sizeof tiers[0] && used < size; i++) {
         if (fmlai_isa_usable(tiers[i])) {
-            used += (size_t)snprintf(text + used, size - used, "%s%s", used ? " " : "", fmla_isa_name(tiers[i]));
+            used +=
+                (size_t)snprintf(text + used, size - used, "%s%s", used ? " " : "", fmla_isa_name(tiers[i]));
         }
     }
 }
@@ -85,7 +87,8 @@ static fmla_status cpu_open(const fmla_context_config *config, const fmlai_alloc
     }
     fmlai_cpu *cpu = allocator->alloc(allocator->user, sizeof *cpu);
     if (!cpu) {
-        return fmlai_fail(error, FMLA_ERROR_OUT_OF_MEMORY, "no memory for the CPU backend (%zu bytes)", sizeof *cpu);
+        return fmlai_fail(error, FMLA_ERROR_OUT_OF_MEMORY, "no memory for the CPU backend (%zu bytes)",
+                          sizeof *cpu);
     }
     memset(cpu, 0, sizeof *cpu);
     cpu->allocator = *allocator;

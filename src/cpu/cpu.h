@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * cpu.h: the CPU backend's frame: its state, its threads, its table of kernels. Kernels live in one folder per tier
- * (scalar, avx2, avx512bf16, neon); each family of kernels (tile, quant) has a header that says what a kernel must do,
- * and each tier has an init function per family that overwrites the entries it does better: scalar first, then upwards.
+ * cpu.h: the CPU backend's frame: its state, its threads, its table of kernels. Kernels live in one folder
+ * per tier (scalar, avx2, avx512bf16, neon); each family of kernels (tile, quant) has a header that says what
+ * a kernel must do, and each tier has an init function per family that overwrites the entries it does better:
+ * scalar first, then upwards.
  */
 #ifndef FLASHMLA_CPU_H
 #define FLASHMLA_CPU_H
@@ -16,9 +17,9 @@ typedef struct fmlai_workers fmlai_workers; /* the library's own threads, worker
 
 typedef struct fmlai_cpu {
     fmlai_allocator allocator;
-    fmla_isa isa;       /* the tier in use */
-    int32_t threads;    /* workers, the caller included */
-    size_t l2_bytes;    /* of one core */
+    fmla_isa isa;           /* the tier in use */
+    int32_t threads;        /* workers, the caller included */
+    size_t l2_bytes;        /* of one core */
     fmlai_workers *workers; /* NULL when the caller gave a parallel_for or there is one thread */
     fmla_parallel_for parallel_for;
     void *parallel_for_pool;
@@ -28,9 +29,9 @@ typedef struct fmlai_cpu {
 } fmlai_cpu;
 
 /*
- * Runs body(user, i, worker) for i in 0..count-1 and returns when all are done. Tasks are handed out in order from a
- * counter to at most cpu->threads workers, numbered 0..threads-1: a worker number is never in use twice at a time, so
- * it may choose scratch memory. Results must not depend on which worker ran what.
+ * Runs body(user, i, worker) for i in 0..count-1 and returns when all are done. Tasks are handed out in order
+ * from a counter to at most cpu->threads workers, numbered 0..threads-1: a worker number is never in use
+ * twice at a time, so it may choose scratch memory. Results must not depend on which worker ran what.
  */
 void fmlai_cpu_run(const fmlai_cpu *cpu, int64_t count, void (*body)(void *user, int64_t i, int32_t worker),
                    void *user);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * features.c: what the processor, its operating system and this build offer. Tiers, not single CPUID bits: a tier is
- * usable if all its instructions are there, the operating system saves its registers (XGETBV), and its folder was built.
+ * features.c: what the processor, its operating system and this build offer. Tiers, not single CPUID bits: a
+ * tier is usable if all its instructions are there, the operating system saves its registers (XGETBV), and
+ * its folder was built.
  */
 #include <ctype.h>
 #include <sched.h>
@@ -31,7 +32,8 @@ static bool all_set(uint32_t word, uint32_t bits)
     return (word & bits) == bits;
 }
 
-/* Linux hands out the AMX tile registers on request only; this asks whether it knows them, without requesting them. */
+/* Linux hands out the AMX tile registers on request only; this asks whether it knows them, without requesting
+ * them. */
 static bool amx_known_to_linux(void)
 {
     const int get_supported = 0x1021; /* ARCH_GET_XCOMP_SUPP */
@@ -41,12 +43,12 @@ static bool amx_known_to_linux(void)
 
 static x86_features detect_x86(void)
 {
-    const uint32_t fma = 1u << 12, osxsave = 1u << 27, avx = 1u << 28, f16c = 1u << 29;           /* 1: ecx */
+    const uint32_t fma = 1u << 12, osxsave = 1u << 27, avx = 1u << 28, f16c = 1u << 29; /* 1: ecx */
     const uint32_t avx2 = 1u << 5, avx512f = 1u << 16, avx512dq = 1u << 17, avx512bw = 1u << 30,
-                   avx512vl = 1u << 31;                                                           /* 7.0: ebx */
-    const uint32_t avx512vbmi = 1u << 1;                                                          /* 7.0: ecx */
-    const uint32_t amx_bf16 = 1u << 22, amx_tile = 1u << 24;                                      /* 7.0: edx */
-    const uint32_t avx512bf16 = 1u << 5;                                                          /* 7.1: eax */
+                   avx512vl = 1u << 31;                      /* 7.0: ebx */
+    const uint32_t avx512vbmi = 1u << 1;                     /* 7.0: ecx */
+    const uint32_t amx_bf16 = 1u << 22, amx_tile = 1u << 24; /* 7.0: edx */
+    const uint32_t avx512bf16 = 1u << 5;                     /* 7.1: eax */
     x86_features found = {false, false, false};
     uint32_t a, b, c, d, a1, b1, c1, d1;
     uint64_t xcr0;
@@ -79,11 +81,16 @@ bool fmlai_isa_offered(fmla_isa isa)
 #if defined(__x86_64__)
     x86_features found = detect_x86();
     switch (isa) {
-    case FMLA_ISA_SCALAR: return true;
-    case FMLA_ISA_AVX2: return found.avx2;
-    case FMLA_ISA_AVX512BF16: return found.avx512bf16;
-    case FMLA_ISA_AMX: return found.amx;
-    default: return false;
+    case FMLA_ISA_SCALAR:
+        return true;
+    case FMLA_ISA_AVX2:
+        return found.avx2;
+    case FMLA_ISA_AVX512BF16:
+        return found.avx512bf16;
+    case FMLA_ISA_AMX:
+        return found.amx;
+    default:
+        return false;
     }
 #elif defined(__aarch64__)
     return isa == FMLA_ISA_SCALAR || isa == FMLA_ISA_NEON; /* Advanced SIMD is part of the baseline */
@@ -95,17 +102,22 @@ bool fmlai_isa_offered(fmla_isa isa)
 bool fmlai_isa_built(fmla_isa isa)
 {
     switch (isa) {
-    case FMLA_ISA_SCALAR: return true;
+    case FMLA_ISA_SCALAR:
+        return true;
 #if defined(FLASHMLA_HAVE_AVX2)
-    case FMLA_ISA_AVX2: return true;
+    case FMLA_ISA_AVX2:
+        return true;
 #endif
 #if defined(FLASHMLA_HAVE_AVX512BF16)
-    case FMLA_ISA_AVX512BF16: return true;
+    case FMLA_ISA_AVX512BF16:
+        return true;
 #endif
 #if defined(FLASHMLA_HAVE_NEON)
-    case FMLA_ISA_NEON: return true;
+    case FMLA_ISA_NEON:
+        return true;
 #endif
-    default: return false;
+    default:
+        return false;
     }
 }
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * merge.c: joins attention results over disjoint token sets. Per (token, head): m = the largest lse of the states that
- * are not empty, weight_s = exp(lse_s - m), in double because a merge of many states must not lose what each of them
- * has; out = sum weight_s out_s / (sum weight_s + exp(sink - m)), lse = m + ln sum weight_s.
+ * merge.c: joins attention results over disjoint token sets. Per (token, head): m = the largest lse of the
+ * states that are not empty, weight_s = exp(lse_s - m), in double because a merge of many states must not
+ * lose what each of them has; out = sum weight_s out_s / (sum weight_s + exp(sink - m)), lse = m + ln sum
+ * weight_s.
  */
 #include <math.h>
 #include <string.h>
@@ -10,7 +11,7 @@
 #include "rows.h"
 
 #define ROWS_PER_TASK 16
-#define DIMS_AT_ONCE 128
+#define DIMS_AT_ONCE  128
 
 static double lse_of(const fmlai_merge_state *s, int64_t token, int32_t head)
 {
@@ -42,7 +43,8 @@ static double sum_of_weights(const fmlai_merge *p, int64_t token, int32_t head, 
 }
 
 /* sum += weight * dims d..d+n-1 of every state that is not empty; the rest is not read. */
-static void add_states(const fmlai_merge *p, int64_t token, int32_t head, double m, int32_t d, int32_t n, double *sum)
+static void add_states(const fmlai_merge *p, int64_t token, int32_t head, double m, int32_t d, int32_t n,
+                       double *sum)
 {
     float x[DIMS_AT_ONCE];
     for (int32_t s = 0; s < p->count; s++) {
@@ -103,6 +105,7 @@ static void merge_task(void *user, int64_t task, int32_t worker)
 fmla_status fmlai_cpu_merge(void *state, const fmlai_merge *p, const fmlai_call *call)
 {
     (void)call;
-    fmlai_cpu_run(state, (p->tokens * p->heads + ROWS_PER_TASK - 1) / ROWS_PER_TASK, merge_task, (void *)(uintptr_t)p);
+    fmlai_cpu_run(state, (p->tokens * p->heads + ROWS_PER_TASK - 1) / ROWS_PER_TASK, merge_task,
+                  (void *)(uintptr_t)p);
     return FMLA_OK;
 }

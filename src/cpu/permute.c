@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * permute.c: the two weight permutations, as moves of bytes. Tasks are runs of source rows; every row has its own
- * destination.
+ * permute.c: the two weight permutations, as moves of bytes. Tasks are runs of source rows; every row has its
+ * own destination.
  */
 #include <string.h>
 
 #include "cpu.h"
 
 #define ROWS_PER_TASK 64
-#define CHUNK 32 /* columns that stay together */
+#define CHUNK         32 /* columns that stay together */
 
 static void permute_q_b_row(const fmlai_permute *p, int64_t row)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * rows.c: runs of elements as floats. bf16 is the upper half of a float, so its loops are left to the compiler to
- * vectorise; fp16 goes through the format's functions.
+ * rows.c: runs of elements as floats. bf16 is the upper half of a float, so its loops are left to the
+ * compiler to vectorise; fp16 goes through the format's functions.
  */
 #include <string.h>
 

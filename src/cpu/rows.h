@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * rows.h: runs of tensor elements as floats and back, with the type decided once a run instead of once an element.
+ * rows.h: runs of tensor elements as floats and back, with the type decided once a run instead of once an
+ * element.
  */
 #ifndef FLASHMLA_CPU_ROWS_H
 #define FLASHMLA_CPU_ROWS_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * run.c: tasks over workers. Tasks are handed out in order from one counter; who runs what is left to chance, so results
- * must not depend on it.
+ * run.c: tasks over workers. Tasks are handed out in order from one counter; who runs what is left to chance,
+ * so results must not depend on it.
  */
 #include <stdatomic.h>
 
@@ -32,7 +32,8 @@ static void run_hosted(void *user, int64_t i)
     run_worker(user, (int32_t)i);
 }
 
-void fmlai_cpu_run(const fmlai_cpu *cpu, int64_t count, void (*body)(void *user, int64_t i, int32_t worker), void *user)
+void fmlai_cpu_run(const fmlai_cpu *cpu, int64_t count, void (*body)(void *user, int64_t i, int32_t worker),
+                   void *user)
 {
     if (count <= 1 || cpu->threads <= 1 || (!cpu->parallel_for && !cpu->workers)) {
         for (int64_t i = 0; i < count; i++) {
@@ -43,7 +44,8 @@ void fmlai_cpu_run(const fmlai_cpu *cpu, int64_t count, void (*body)(void *user,
     run r = {.count = count, .body = body, .user = user};
     atomic_init(&r.next, 0);
     if (cpu->parallel_for) {
-        cpu->parallel_for(cpu->parallel_for_pool, count < cpu->threads ? count : cpu->threads, run_hosted, &r);
+        cpu->parallel_for(cpu->parallel_for_pool, count < cpu->threads ? count : cpu->threads, run_hosted,
+                          &r);
     } else {
         fmlai_workers_run(cpu->workers, run_worker, &r);
     }

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * workers.c: the library's own threads. One job at a time: every worker (the calling thread is worker 0) runs
- * job(user, worker) once, and fmlai_workers_run returns when all have. Idle workers spin for a while, because the next
- * call of a decoding step comes within microseconds and waking a sleeper costs tens of them, then sleep on a condition.
+ * job(user, worker) once, and fmlai_workers_run returns when all have. Idle workers spin for a while, because
+ * the next call of a decoding step comes within microseconds and waking a sleeper costs tens of them, then
+ * sleep on a condition.
  *
- * Sleeping is a handshake on two atomics: a worker adds itself to `sleepers`, then looks at `generation`; the caller
- * advances `generation`, then looks at `sleepers`. Both are sequentially consistent, so one of them sees the other.
- * `waiting` and `running` do the same for the caller at the end of a job.
+ * Sleeping is a handshake on two atomics: a worker adds itself to `sleepers`, then looks at `generation`; the
+ * caller advances `generation`, then looks at `sleepers`. Both are sequentially consistent, so one of them
+ * sees the other. `waiting` and `running` do the same for the caller at the end of a job.
  *
  * The threads do not survive fork(): a child process must make its own context.
  */
@@ -175,7 +176,8 @@ fmla_status fmlai_workers_create(const fmlai_allocator *allocator, int32_t threa
 
     *workers = NULL;
     if (!w) {
-        return fmlai_fail(error, FMLA_ERROR_OUT_OF_MEMORY, "no memory for %d CPU threads (%zu bytes)", threads, size);
+        return fmlai_fail(error, FMLA_ERROR_OUT_OF_MEMORY, "no memory for %d CPU threads (%zu bytes)",
+                          threads, size);
     }
     memset(w, 0, size);
     w->allocator = *allocator;
@@ -203,9 +205,10 @@ fmla_status fmlai_workers_create(const fmlai_allocator *allocator, int32_t threa
     if (failure != 0) {
         int32_t started = w->threads;
         end_members(w);
-        return fmlai_fail(error, FMLA_ERROR_OUT_OF_MEMORY,
-                          "the operating system refused CPU thread %d of %d (errno %d); config.threads may ask for fewer",
-                          started + 1, threads, failure);
+        return fmlai_fail(
+            error, FMLA_ERROR_OUT_OF_MEMORY,
+            "the operating system refused CPU thread %d of %d (errno %d); config.threads may ask for fewer",
+            started + 1, threads, failure);
     }
     *workers = w;
     return FMLA_OK;

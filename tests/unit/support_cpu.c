@@ -81,5 +81,6 @@ void cpu_mha_forward(fmlai_cpu *cpu, const fmlai_mha *p)
 
 void cpu_mha_backward(fmlai_cpu *cpu, const fmlai_mha *p)
 {
-    run_in_workspace(cpu, p, fmlai_cpu_backend.mha_backward_workspace(cpu, p), fmlai_cpu_backend.mha_backward);
+    run_in_workspace(cpu, p, fmlai_cpu_backend.mha_backward_workspace(cpu, p),
+                     fmlai_cpu_backend.mha_backward);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * support_cpu.h: CPU contexts for tests, and single operations of theirs. Workspaces are exactly as large as the backend
- * asks for, guarded behind, and hold garbage.
+ * support_cpu.h: CPU contexts for tests, and single operations of theirs. Workspaces are exactly as large as
+ * the backend asks for, guarded behind, and hold garbage.
  */
 #ifndef FLASHMLA_TEST_SUPPORT_CPU_H
 #define FLASHMLA_TEST_SUPPORT_CPU_H

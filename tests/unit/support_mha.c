@@ -47,7 +47,8 @@ void mha_fill(const fmlai_packed *t, int64_t token, int32_t head, int32_t d, flo
     }
 }
 
-static void randomize(const fmlai_packed *t, int64_t tokens, int32_t heads, int32_t d, float size, uint64_t *seed)
+static void randomize(const fmlai_packed *t, int64_t tokens, int32_t heads, int32_t d, float size,
+                      uint64_t *seed)
 {
     for (int64_t i = 0; i < tokens; i++) {
         for (int32_t h = 0; h < heads; h++) {
@@ -68,11 +69,20 @@ void mha_make(mha_problem *m, const mha_shape *s)
         m->cu_q[b + 1] = m->cu_q[b] + s->q_lens[b];
         m->cu_kv[b + 1] = m->cu_kv[b] + s->kv_lens[b];
     }
-    *p = (fmlai_mha){.batch = s->batch, .total_q = m->cu_q[s->batch], .total_kv = m->cu_kv[s->batch],
-                     .max_seqlen_q = 1, .max_seqlen_kv = 1, .cu_seqlens_q = s->no_cu ? NULL : m->cu_q,
-                     .cu_seqlens_kv = s->no_cu ? NULL : m->cu_kv, .h_q = s->h_q, .h_kv = s->h_kv, .d_qk = s->d_qk,
-                     .d_v = s->d_v, .scale = s->scale == 0.0f ? 1.0f / sqrtf((float)s->d_qk) : s->scale,
-                     .causal = s->causal, .empty_lse = -INFINITY};
+    *p = (fmlai_mha){.batch = s->batch,
+                     .total_q = m->cu_q[s->batch],
+                     .total_kv = m->cu_kv[s->batch],
+                     .max_seqlen_q = 1,
+                     .max_seqlen_kv = 1,
+                     .cu_seqlens_q = s->no_cu ? NULL : m->cu_q,
+                     .cu_seqlens_kv = s->no_cu ? NULL : m->cu_kv,
+                     .h_q = s->h_q,
+                     .h_kv = s->h_kv,
+                     .d_qk = s->d_qk,
+                     .d_v = s->d_v,
+                     .scale = s->scale == 0.0f ? 1.0f / sqrtf((float)s->d_qk) : s->scale,
+                     .causal = s->causal,
+                     .empty_lse = -INFINITY};
     p->q = make_tensor(m, s->dtype, p->total_q, s->h_q, s->d_qk);
     p->k = make_tensor(m, s->dtype, p->total_kv, s->h_kv, s->d_qk);
     p->v = make_tensor(m, s->dtype, p->total_kv, s->h_kv, s->d_v);
@@ -109,9 +119,9 @@ static bool rounds_weights(const mha_problem *m, const fmlai_cpu *cpu)
 }
 
 /*
- * The energy of the error against that of the tensor, sum (a - b)^2 <= limit * sum (a^2 + b^2): what the "cosine difference"
- * of docs/numerics.md measures. Elements count at least 2^-8 each, because a gradient may be exactly 0 where products
- * cancel.
+ * The energy of the error against that of the tensor, sum (a - b)^2 <= limit * sum (a^2 + b^2): what the
+ * "cosine difference" of docs/numerics.md measures. Elements count at least 2^-8 each, because a gradient may
+ * be exactly 0 where products cancel.
  */
 static void check_tensor(const char *name, const fmlai_packed *got, const fmlai_packed *want, int64_t tokens,
                          int32_t heads, int32_t d, double limit)
@@ -122,7 +132,8 @@ static void check_tensor(const char *name, const fmlai_packed *got, const fmlai_
         for (int32_t h = 0; h < heads; h++) {
             for (int32_t j = 0; j < d; j++) {
                 double a = (double)mha_get(got, t, h, j);
-                double b = fmlai_load_f64(want->data, want->dtype, t * want->stride[0] + h * want->stride[1] + j);
+                double b =
+                    fmlai_load_f64(want->data, want->dtype, t * want->stride[0] + h * want->stride[1] + j);
                 if (!isfinite(a) || !isfinite(b)) {
                     fail_msg("%s of token %d, head %d, dim %d: %g, should be %g", name, (int)t, h, j, a, b);
                 }
@@ -147,14 +158,17 @@ void mha_check_forward(mha_problem *m, fmlai_cpu *cpu)
         for (int32_t h = 0; h < p->h_q; h++) {
             double lse, logit;
             lse = fmlai_load_f64(o->lse.data, FMLA_F64, t * o->lse.stride[0] + h * o->lse.stride[1]);
-            logit = fmlai_load_f64(o->abs_logit.data, FMLA_F64, t * o->abs_logit.stride[0] + h * o->abs_logit.stride[1]);
-            assert_close((double)mha_get(&p->lse, t, h, 0), lse, 0x1p-22 * fabs(lse) + 0x1p-19 * logit + 0x1p-23);
+            logit = fmlai_load_f64(o->abs_logit.data, FMLA_F64,
+                                   t * o->abs_logit.stride[0] + h * o->abs_logit.stride[1]);
+            assert_close((double)mha_get(&p->lse, t, h, 0), lse,
+                         0x1p-22 * fabs(lse) + 0x1p-19 * logit + 0x1p-23);
             for (int32_t d = 0; d < p->d_v; d++) {
                 int64_t at = t * o->out.stride[0] + h * o->out.stride[1] + d;
                 double want = fmlai_load_f64(o->out.data, FMLA_F64, at);
                 double mass = fmlai_load_f64(o->abs_out.data, FMLA_F64, at);
                 assert_close((double)mha_get(&p->out, t, h, d), want,
-                             1.01 * unit * fabs(want) + (rounded ? unit : 0x1p-18) * mass + (half ? 0x1p-25 : 0));
+                             1.01 * unit * fabs(want) + (rounded ? unit : 0x1p-18) * mass +
+                                 (half ? 0x1p-25 : 0));
             }
         }
     }
@@ -164,8 +178,8 @@ void mha_check_backward(mha_problem *m, fmlai_cpu *cpu)
 {
     fmlai_mha *p = &m->p, *o = &m->oracle;
     double limit = rounds_weights(m, cpu) ? 5e-6 : 2e-6;
-    /* A few keys with like weights have them all just above a power of two, where a bf16 rounding errs most: its variance
-     * is 2^-14 / 12, and there are two, of the weight and of the result. */
+    /* A few keys with like weights have them all just above a power of two, where a bf16 rounding errs most:
+     * its variance is 2^-14 / 12, and there are two, of the weight and of the result. */
     for (int32_t b = 0; b < p->batch && rounds_weights(m, cpu); b++) {
         int32_t keys = m->cu_kv[b + 1] - m->cu_kv[b];
         limit = keys > 0 && keys <= 4 ? 2 * 0x1p-14 / 12 : limit;

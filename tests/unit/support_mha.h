@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * support_mha.h: problems of dense multi-head attention over packed sequences for the CPU backend, with room for the
- * oracle's results, and their comparison.
+ * support_mha.h: problems of dense multi-head attention over packed sequences for the CPU backend, with room
+ * for the oracle's results, and their comparison.
  */
 #ifndef FLASHMLA_TEST_SUPPORT_MHA_H
 #define FLASHMLA_TEST_SUPPORT_MHA_H
@@ -15,10 +15,10 @@ typedef struct mha_shape {
     int32_t q_lens[MHA_BATCH_MAX], kv_lens[MHA_BATCH_MAX];
     int32_t h_q, h_kv, d_qk, d_v;
     bool causal;
-    bool no_cu;        /* without cu_seqlens: one sequence */
-    fmla_dtype dtype;  /* of data and results */
-    float size;        /* of the elements; 0: 1 */
-    float scale;       /* 0: d_qk^-0.5 */
+    bool no_cu;       /* without cu_seqlens: one sequence */
+    fmla_dtype dtype; /* of data and results */
+    float size;       /* of the elements; 0: 1 */
+    float scale;      /* 0: d_qk^-0.5 */
     uint64_t seed;
 } mha_shape;
 
@@ -39,8 +39,8 @@ void mha_set(const fmlai_packed *t, int64_t token, int32_t head, int32_t d, floa
 /* Sets all d of a token and head. */
 void mha_fill(const fmlai_packed *t, int64_t token, int32_t head, int32_t d, float x);
 
-/* Forward and its check; backward with forward's results, and its check. The kernels decide which tolerance holds:
- * softmax weights rounded to bf16, or kept. */
+/* Forward and its check; backward with forward's results, and its check. The kernels decide which tolerance
+ * holds: softmax weights rounded to bf16, or kept. */
 void mha_check_forward(mha_problem *m, fmlai_cpu *cpu);
 void mha_check_backward(mha_problem *m, fmlai_cpu *cpu);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Each attention operation once, small, in the best tier of the machine: short enough to run under emulators of other
- * processors, where an instruction that they lack would end it.
+ * Each attention operation once, small, in the best tier of the machine: short enough to run under emulators
+ * of other processors, where an instruction that they lack would end it.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -25,8 +25,18 @@ static void run_mqa(const mqa_shape *shape)
 
 static void promise_12_dense_decode(void **state)
 {
-    mqa_shape s = {.kind = FMLAI_LIST_PAGED, .format = FMLA_KV_BF16, .batch = 2, .s_q = 2, .h_q = 5, .h_kv = 1,
-                   .d_qk = 576, .d_v = 512, .page_size = 16, .tokens = 70, .causal = true, .seed = 1};
+    mqa_shape s = {.kind = FMLAI_LIST_PAGED,
+                   .format = FMLA_KV_BF16,
+                   .batch = 2,
+                   .s_q = 2,
+                   .h_q = 5,
+                   .h_kv = 1,
+                   .d_qk = 576,
+                   .d_v = 512,
+                   .page_size = 16,
+                   .tokens = 70,
+                   .causal = true,
+                   .seed = 1};
     (void)state;
     run_mqa(&s);
     s.format = FMLA_KV_F16;
@@ -35,9 +45,22 @@ static void promise_12_dense_decode(void **state)
 
 static void promise_12_sparse_decode(void **state)
 {
-    mqa_shape s = {.kind = FMLAI_LIST_INDEXED, .format = FMLA_KV_V41, .extra = FMLA_KV_V41_FP4, .batch = 2, .s_q = 1,
-                   .h_q = 6, .h_kv = 1, .d_qk = 512, .d_v = 512, .page_size = 8, .tokens = 50, .extra_topk = 40,
-                   .sink = true, .lengths = true, .invalid_percent = 20, .seed = 2};
+    mqa_shape s = {.kind = FMLAI_LIST_INDEXED,
+                   .format = FMLA_KV_V41,
+                   .extra = FMLA_KV_V41_FP4,
+                   .batch = 2,
+                   .s_q = 1,
+                   .h_q = 6,
+                   .h_kv = 1,
+                   .d_qk = 512,
+                   .d_v = 512,
+                   .page_size = 8,
+                   .tokens = 50,
+                   .extra_topk = 40,
+                   .sink = true,
+                   .lengths = true,
+                   .invalid_percent = 20,
+                   .seed = 2};
     (void)state;
     run_mqa(&s);
     s.format = FMLA_KV_V4;
@@ -48,8 +71,16 @@ static void promise_12_sparse_decode(void **state)
 
 static void promise_12_multi_head_attention(void **state)
 {
-    mha_shape s = {.batch = 2, .q_lens = {20, 3}, .kv_lens = {17, 30}, .h_q = 4, .h_kv = 2, .d_qk = 48, .d_v = 32,
-                   .causal = true, .dtype = FMLA_BF16, .seed = 3};
+    mha_shape s = {.batch = 2,
+                   .q_lens = {20, 3},
+                   .kv_lens = {17, 30},
+                   .h_q = 4,
+                   .h_kv = 2,
+                   .d_qk = 48,
+                   .d_v = 32,
+                   .causal = true,
+                   .dtype = FMLA_BF16,
+                   .seed = 3};
     fmlai_cpu *cpu = cpu_open(fmlai_isa_best(), 2);
     mha_problem m;
     (void)state;

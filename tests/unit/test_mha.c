@@ -31,8 +31,15 @@ static void check_all(const mha_shape *shape)
 
 static void one_sequence(void **state)
 {
-    mha_shape s = {.batch = 1, .q_lens = {150}, .kv_lens = {170}, .h_q = 2, .h_kv = 2, .d_qk = 192, .d_v = 128,
-                   .dtype = FMLA_BF16, .seed = 1};
+    mha_shape s = {.batch = 1,
+                   .q_lens = {150},
+                   .kv_lens = {170},
+                   .h_q = 2,
+                   .h_kv = 2,
+                   .d_qk = 192,
+                   .d_v = 128,
+                   .dtype = FMLA_BF16,
+                   .seed = 1};
     (void)state;
     check_all(&s);
     s.causal = true;
@@ -45,8 +52,16 @@ static void one_sequence(void **state)
 
 static void odd_widths(void **state)
 {
-    mha_shape s = {.batch = 2, .q_lens = {20, 33}, .kv_lens = {40, 17}, .h_q = 3, .h_kv = 1, .d_qk = 33, .d_v = 17,
-                   .causal = true, .dtype = FMLA_BF16, .seed = 2};
+    mha_shape s = {.batch = 2,
+                   .q_lens = {20, 33},
+                   .kv_lens = {40, 17},
+                   .h_q = 3,
+                   .h_kv = 1,
+                   .d_qk = 33,
+                   .d_v = 17,
+                   .causal = true,
+                   .dtype = FMLA_BF16,
+                   .seed = 2};
     (void)state;
     check_all(&s);
     s.d_qk = 1;
@@ -63,8 +78,16 @@ static void any_sign_of_scale(void **state)
     const float scales[] = {-0.2f, 1e-30f, 3.0f};
     (void)state;
     for (size_t i = 0; i < 3; i++) {
-        mha_shape s = {.batch = 1, .q_lens = {30}, .kv_lens = {70}, .h_q = 2, .h_kv = 1, .d_qk = 64, .d_v = 32,
-                       .dtype = FMLA_BF16, .scale = scales[i], .seed = 3 + i};
+        mha_shape s = {.batch = 1,
+                       .q_lens = {30},
+                       .kv_lens = {70},
+                       .h_q = 2,
+                       .h_kv = 1,
+                       .d_qk = 64,
+                       .d_v = 32,
+                       .dtype = FMLA_BF16,
+                       .scale = scales[i],
+                       .seed = 3 + i};
         check_all(&s);
     }
 }
@@ -74,8 +97,16 @@ static void c016_causal_rows_without_a_visible_key(void **state)
     const int32_t widths[] = {192, 128};
     (void)state;
     for (size_t w = 0; w < 2; w++) {
-        mha_shape s = {.batch = 1, .q_lens = {8}, .kv_lens = {3}, .h_q = 2, .h_kv = 2, .d_qk = widths[w], .d_v = 128,
-                       .causal = true, .dtype = FMLA_BF16, .seed = 4};
+        mha_shape s = {.batch = 1,
+                       .q_lens = {8},
+                       .kv_lens = {3},
+                       .h_q = 2,
+                       .h_kv = 2,
+                       .d_qk = widths[w],
+                       .d_v = 128,
+                       .causal = true,
+                       .dtype = FMLA_BF16,
+                       .seed = 4};
         for (const fmla_isa *isa = cpu_isas(); *isa != FMLA_ISA_AUTO; isa++) {
             fmlai_cpu *cpu = cpu_open(*isa, 1);
             mha_problem m;
@@ -100,8 +131,15 @@ static void c016_causal_rows_without_a_visible_key(void **state)
 /* A context in two chunks, one request without tokens in the second, merged in order. */
 static void c018_chunk_without_tokens_merges(void **state)
 {
-    mha_shape s = {.batch = 3, .q_lens = {5, 7, 4}, .kv_lens = {40, 20, 33}, .h_q = 2, .h_kv = 2, .d_qk = 192,
-                   .d_v = 128, .dtype = FMLA_BF16, .seed = 5};
+    mha_shape s = {.batch = 3,
+                   .q_lens = {5, 7, 4},
+                   .kv_lens = {40, 20, 33},
+                   .h_q = 2,
+                   .h_kv = 2,
+                   .d_qk = 192,
+                   .d_v = 128,
+                   .dtype = FMLA_BF16,
+                   .seed = 5};
     const int32_t first[] = {25, 20, 30};
     fmlai_cpu *cpu = cpu_open(fmlai_isa_best(), 2);
     fmlai_call call = cpu_call();
@@ -133,12 +171,18 @@ static void c018_chunk_without_tokens_merges(void **state)
         cpu_mha_forward(cpu, &part[c].p);
         states[c] = (fmlai_merge_state){.out = part[c].p.out, .lse = part[c].p.lse};
     }
-    fmlai_merge merge = {.tokens = 16, .heads = 2, .d = 128, .count = 2, .states = states, .empty_lse = -INFINITY,
+    fmlai_merge merge = {.tokens = 16,
+                         .heads = 2,
+                         .d = 128,
+                         .count = 2,
+                         .states = states,
+                         .empty_lse = -INFINITY,
                          .result = {.out = part[0].p.dout, .lse = part[0].p.lse}};
     assert_int_equal(fmlai_cpu_backend.merge(cpu, &merge, &call), FMLA_OK);
     for (int64_t t = 0; t < 16; t++) {
         for (int32_t h = 0; h < 2; h++) {
-            assert_close((double)mha_get(&merge.result.lse, t, h, 0), (double)mha_get(&whole.p.lse, t, h, 0), 1e-5);
+            assert_close((double)mha_get(&merge.result.lse, t, h, 0), (double)mha_get(&whole.p.lse, t, h, 0),
+                         1e-5);
             for (int32_t d = 0; d < 128; d++) {
                 double want = (double)mha_get(&whole.p.out, t, h, d);
                 assert_close((double)mha_get(&merge.result.out, t, h, d), want, 1e-3 + 0x1p-7 * fabs(want));
@@ -153,8 +197,17 @@ static void c018_chunk_without_tokens_merges(void **state)
 
 static void c135_queries_outnumber_keys(void **state)
 {
-    mha_shape s = {.batch = 3, .q_lens = {76, 34, 146}, .kv_lens = {1, 1, 1}, .h_q = 2, .h_kv = 2, .d_qk = 192,
-                   .d_v = 128, .causal = true, .dtype = FMLA_BF16, .size = 3.0f, .seed = 6};
+    mha_shape s = {.batch = 3,
+                   .q_lens = {76, 34, 146},
+                   .kv_lens = {1, 1, 1},
+                   .h_q = 2,
+                   .h_kv = 2,
+                   .d_qk = 192,
+                   .d_v = 128,
+                   .causal = true,
+                   .dtype = FMLA_BF16,
+                   .size = 3.0f,
+                   .seed = 6};
     (void)state;
     check_all(&s);
     for (const fmla_isa *isa = cpu_isas(); *isa != FMLA_ISA_AUTO; isa++) {
@@ -179,8 +232,18 @@ static void c135_queries_outnumber_keys(void **state)
 static void c136_promise_13_masked_rows_get_and_give_nothing(void **state)
 {
     const float infinities[] = {-INFINITY, INFINITY};
-    mha_shape s = {.batch = 3, .q_lens = {40, 9, 3}, .kv_lens = {30, 0, 5}, .h_q = 4, .h_kv = 2, .d_qk = 64, .d_v = 32,
-                   .causal = true, .dtype = FMLA_BF16, .size = 4.0f, .scale = 0.3f, .seed = 7};
+    mha_shape s = {.batch = 3,
+                   .q_lens = {40, 9, 3},
+                   .kv_lens = {30, 0, 5},
+                   .h_q = 4,
+                   .h_kv = 2,
+                   .d_qk = 64,
+                   .d_v = 32,
+                   .causal = true,
+                   .dtype = FMLA_BF16,
+                   .size = 4.0f,
+                   .scale = 0.3f,
+                   .seed = 7};
     (void)state;
     check_all(&s);
     for (const fmla_isa *isa = cpu_isas(); *isa != FMLA_ISA_AUTO; isa++) {
@@ -230,8 +293,14 @@ static void c138_irregular_lengths(void **state)
     uint64_t seed = 99;
     (void)state;
     for (uint64_t n = 0; n < 24; n++) {
-        mha_shape s = {.batch = 4, .h_q = 2, .h_kv = 1 + (int32_t)(n % 2), .d_qk = 20, .d_v = 12, .causal = n % 3 != 0,
-                       .dtype = n % 4 == 3 ? FMLA_F16 : FMLA_BF16, .seed = n};
+        mha_shape s = {.batch = 4,
+                       .h_q = 2,
+                       .h_kv = 1 + (int32_t)(n % 2),
+                       .d_qk = 20,
+                       .d_v = 12,
+                       .causal = n % 3 != 0,
+                       .dtype = n % 4 == 3 ? FMLA_F16 : FMLA_BF16,
+                       .seed = n};
         for (int32_t b = 0; b < 4; b++) {
             s.q_lens[b] = lengths[test_random(&seed) % 10];
             s.kv_lens[b] = lengths[test_random(&seed) % 10];
@@ -242,8 +311,15 @@ static void c138_irregular_lengths(void **state)
 
 static void c139_value_width_differs_and_heads_are_grouped(void **state)
 {
-    mha_shape s = {.batch = 2, .q_lens = {19, 5}, .kv_lens = {23, 40}, .h_q = 16, .h_kv = 4, .d_qk = 192, .d_v = 128,
-                   .dtype = FMLA_BF16, .seed = 8};
+    mha_shape s = {.batch = 2,
+                   .q_lens = {19, 5},
+                   .kv_lens = {23, 40},
+                   .h_q = 16,
+                   .h_kv = 4,
+                   .d_qk = 192,
+                   .d_v = 128,
+                   .dtype = FMLA_BF16,
+                   .seed = 8};
     (void)state;
     check_all(&s);
     s.h_q = 12;
@@ -254,8 +330,16 @@ static void c139_value_width_differs_and_heads_are_grouped(void **state)
 
 static void promise_8_same_bits_on_any_threads(void **state)
 {
-    mha_shape s = {.batch = 3, .q_lens = {140, 1, 70}, .kv_lens = {150, 129, 20}, .h_q = 4, .h_kv = 2, .d_qk = 48,
-                   .d_v = 40, .causal = true, .dtype = FMLA_BF16, .seed = 9};
+    mha_shape s = {.batch = 3,
+                   .q_lens = {140, 1, 70},
+                   .kv_lens = {150, 129, 20},
+                   .h_q = 4,
+                   .h_kv = 2,
+                   .d_qk = 48,
+                   .d_v = 40,
+                   .causal = true,
+                   .dtype = FMLA_BF16,
+                   .seed = 9};
     const int32_t threads[] = {1, 2, 3, 8};
     (void)state;
     for (const fmla_isa *isa = cpu_isas(); *isa != FMLA_ISA_AUTO; isa++) {
@@ -276,11 +360,20 @@ static void promise_8_same_bits_on_any_threads(void **state)
     }
 }
 
-/* NaN in the last key reaches only the last query; NaN in the first query reaches only the keys that it sees. */
+/* NaN in the last key reaches only the last query; NaN in the first query reaches only the keys that it sees.
+ */
 static void promise_2_nan_stays_where_it_is_attended(void **state)
 {
-    mha_shape s = {.batch = 2, .q_lens = {20, 30}, .kv_lens = {20, 35}, .h_q = 2, .h_kv = 2, .d_qk = 32, .d_v = 32,
-                   .causal = true, .dtype = FMLA_BF16, .seed = 10};
+    mha_shape s = {.batch = 2,
+                   .q_lens = {20, 30},
+                   .kv_lens = {20, 35},
+                   .h_q = 2,
+                   .h_kv = 2,
+                   .d_qk = 32,
+                   .d_v = 32,
+                   .causal = true,
+                   .dtype = FMLA_BF16,
+                   .seed = 10};
     (void)state;
     for (const fmla_isa *isa = cpu_isas(); *isa != FMLA_ISA_AUTO; isa++) {
         fmlai_cpu *cpu = cpu_open(*isa, 2);
@@ -288,7 +381,7 @@ static void promise_2_nan_stays_where_it_is_attended(void **state)
         mha_make(&m, &s);
         mha_fill(&m.p.k, 19, 0, 32, NAN);
         mha_fill(&m.p.v, 19, 1, 32, NAN);
-        mha_fill(&m.p.q, 20, 0, 32, NAN);    /* second request, query 0: sees keys 0..5 */
+        mha_fill(&m.p.q, 20, 0, 32, NAN); /* second request, query 0: sees keys 0..5 */
         mha_fill(&m.p.dout, 20, 1, 32, NAN);
         cpu_mha_forward(cpu, &m.p);
         cpu_mha_backward(cpu, &m.p);
@@ -300,8 +393,8 @@ static void promise_2_nan_stays_where_it_is_attended(void **state)
             assert_true(isnan(mha_get(&m.p.dq, t, 0, 3)) == (t == 19 || t == 20));
             assert_true(isnan(mha_get(&m.p.dq, t, 1, 3)) == (t == 19 || t == 20));
         }
-        /* Query 19 of the first request carries its NaN to every key that it sees; the second request's keys 0..5 see
-         * query 0, keys 6.. do not. */
+        /* Query 19 of the first request carries its NaN to every key that it sees; the second request's keys
+         * 0..5 see query 0, keys 6.. do not. */
         for (int64_t t = 20; t < 55; t++) {
             bool sees = t < 26;
             assert_true(isnan(mha_get(&m.p.dk, t, 0, 3)) == sees);
@@ -316,8 +409,15 @@ static void promise_2_nan_stays_where_it_is_attended(void **state)
 
 static void results_without_lse(void **state)
 {
-    mha_shape s = {.batch = 1, .q_lens = {4}, .kv_lens = {9}, .h_q = 1, .h_kv = 1, .d_qk = 16, .d_v = 16,
-                   .dtype = FMLA_BF16, .seed = 11};
+    mha_shape s = {.batch = 1,
+                   .q_lens = {4},
+                   .kv_lens = {9},
+                   .h_q = 1,
+                   .h_kv = 1,
+                   .d_qk = 16,
+                   .d_v = 16,
+                   .dtype = FMLA_BF16,
+                   .seed = 11};
     fmlai_cpu *cpu = cpu_open(FMLA_ISA_SCALAR, 1);
     mha_problem a, b;
     (void)state;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Quant kernels of every CPU tier against the formats' reader and writer, bit for bit: all codes with all scales, any
- * float as a scale, gathers, odd strides and addresses, the ends of pools; and the quantiser's bytes.
+ * Quant kernels of every CPU tier against the formats' reader and writer, bit for bit: all codes with all
+ * scales, any float as a scale, gathers, odd strides and addresses, the ends of pools; and the quantiser's
+ * bytes.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -18,7 +19,7 @@
 #include "support_numbers.h"
 #include "support_pool.h"
 
-#define D_MAX 1100
+#define D_MAX      1100
 #define TOKENS_MAX 512
 
 static fmlai_quant_kernels kernels_of(fmla_isa isa)
@@ -34,9 +35,10 @@ static bool same_bf16(uint16_t a, uint16_t b)
     return same_f32(fmlai_f32_from_bf16(a), fmlai_f32_from_bf16(b));
 }
 
-/* Expands the slots into both kinds of tile and compares with fmlai_token_read; cells beyond d_qk must stay. */
-static void check_expand(const fmlai_quant_kernels *k, const fmlai_pool *pool, const int64_t *slots, int32_t count,
-                         int32_t head)
+/* Expands the slots into both kinds of tile and compares with fmlai_token_read; cells beyond d_qk must stay.
+ */
+static void check_expand(const fmlai_quant_kernels *k, const fmlai_pool *pool, const int64_t *slots,
+                         int32_t count, int32_t head)
 {
     static float f32[TOKENS_MAX * (D_MAX + 5)];
     static uint16_t bf16[TOKENS_MAX * (D_MAX + 5)];
@@ -71,7 +73,7 @@ static void check_expand(const fmlai_quant_kernels *k, const fmlai_pool *pool, c
     }
 }
 
-/* ---- every code, every scale ------------------------------------------------------------------------------------- */
+/* ---- every code, every scale ------------------------------------------------------------------------- */
 
 /* Token t, group g gets scale byte t + 37 g; codes run through all bytes, from `first` on. */
 static void fill_codes_and_scales(const fmlai_pool *pool, int32_t first)
@@ -92,7 +94,8 @@ static void fill_codes_and_scales(const fmlai_pool *pool, int32_t first)
 
 static void promise_9_every_code_and_scale_expands_exactly(void **state)
 {
-    const fmla_kv_format formats[] = {FMLA_KV_V4, FMLA_KV_V41, FMLA_KV_V41_PAGE, FMLA_KV_V41_FP4, FMLA_KV_V41_FP4_PAGE};
+    const fmla_kv_format formats[] = {FMLA_KV_V4, FMLA_KV_V41, FMLA_KV_V41_PAGE, FMLA_KV_V41_FP4,
+                                      FMLA_KV_V41_FP4_PAGE};
     int64_t slots[256];
     (void)state;
     for (int32_t i = 0; i < 256; i++) {
@@ -143,7 +146,7 @@ static void promise_9_v32_takes_any_float_as_scale(void **state)
     }
 }
 
-/* ---- where tokens lie -------------------------------------------------------------------------------------------- */
+/* ---- where tokens lie -------------------------------------------------------------------------------- */
 
 static void fill_random(uint8_t *data, size_t size, uint64_t *seed)
 {
@@ -171,7 +174,8 @@ static void gathers_from_anywhere(void **state)
                 fill_random(memory.data, memory.size, &seed);
                 pool.data = memory.data;
                 for (int32_t i = 0; i < 40; i++) {
-                    slots[i] = i < 3 ? 5 * page_sizes[s] - 1 : (int64_t)(test_random(&seed) % (uint64_t)(5 * page_sizes[s]));
+                    slots[i] = i < 3 ? 5 * page_sizes[s] - 1
+                                     : (int64_t)(test_random(&seed) % (uint64_t)(5 * page_sizes[s]));
                 }
                 check_expand(&k, &pool, slots, 40, heads - 1);
                 check_expand(&k, &pool, slots, 1, 0);
@@ -183,10 +187,21 @@ static void gathers_from_anywhere(void **state)
 
 static void outer_scales_and_custom_formats_expand(void **state)
 {
-    fmla_format_info custom = {.struct_size = sizeof custom, .format = FMLA_KV_CUSTOM, .layout = FMLA_LAYOUT_PAGE,
-                               .name = "custom", .d_qk = 90, .quant_dims = 80, .rope_dims = 10,
-                               .element = FMLA_F4_E2M1, .group = 20, .scale = FMLA_F32, .bytes_per_token = 81,
-                               .data_row_bytes = 64, .scale_row_bytes = 17, .scale_offset = 1, .rope_offset = 43};
+    fmla_format_info custom = {.struct_size = sizeof custom,
+                               .format = FMLA_KV_CUSTOM,
+                               .layout = FMLA_LAYOUT_PAGE,
+                               .name = "custom",
+                               .d_qk = 90,
+                               .quant_dims = 80,
+                               .rope_dims = 10,
+                               .element = FMLA_F4_E2M1,
+                               .group = 20,
+                               .scale = FMLA_F32,
+                               .bytes_per_token = 81,
+                               .data_row_bytes = 64,
+                               .scale_row_bytes = 17,
+                               .scale_offset = 1,
+                               .rope_offset = 43};
     const char *why;
     uint64_t seed = 3;
     int64_t slots[15];
@@ -209,14 +224,15 @@ static void outer_scales_and_custom_formats_expand(void **state)
     }
 }
 
-/* ---- writing ----------------------------------------------------------------------------------------------------- */
+/* ---- writing ----------------------------------------------------------------------------------------- */
 
 /* Values that quantisers stumble over, then anything. */
 static float awkward(uint64_t *seed, int32_t kind)
 {
-    static const float values[] = {0.0f,     -0.0f,       448.0f,     0.0546875f, 0x1p-9f,        0x1p-10f, 0x3p-11f,
-                                   464.0f,   0x1.cp8f,    -0x1.cp8f,  1e-30f,     -0x1p-140f,     3e38f,    0x1p-13f,
-                                   0x1.8p0f, 0x1.0002p0f, 0x1.fep7f,  -6.0f,      0x1.fffffep-7f, 2688.0f,  0x1.04p3f};
+    static const float values[] = {0.0f,           -0.0f,    448.0f,   0.0546875f,  0x1p-9f,   0x1p-10f,
+                                   0x3p-11f,       464.0f,   0x1.cp8f, -0x1.cp8f,   1e-30f,    -0x1p-140f,
+                                   3e38f,          0x1p-13f, 0x1.8p0f, 0x1.0002p0f, 0x1.fep7f, -6.0f,
+                                   0x1.fffffep-7f, 2688.0f,  0x1.04p3f};
     uint64_t r = test_random(seed);
     switch (kind) {
     case 0:
@@ -249,8 +265,8 @@ static void writers_agree_bit_for_bit(void **state)
             reference.data = expected.data;
             for (int32_t n = 0; n < 240; n++) {
                 float token[D_MAX];
-                fmla_quantizer quantizer = f == FMLA_KV_V32 && n % 4 == 3 ? FMLA_QUANTIZER_V32_2025
-                                                                        : FMLA_QUANTIZER_DEFAULT;
+                fmla_quantizer quantizer =
+                    f == FMLA_KV_V32 && n % 4 == 3 ? FMLA_QUANTIZER_V32_2025 : FMLA_QUANTIZER_DEFAULT;
                 pool.outer_scale = reference.outer_scale = n % 20 == 19 ? 0.7f : 1.0f;
                 for (int32_t j = 0; j < pool.format.d_qk; j++) {
                     token[j] = awkward(&seed, n % 6);
@@ -274,7 +290,7 @@ static void writers_agree_bit_for_bit(void **state)
     }
 }
 
-/* ---- another implementation's bytes -------------------------------------------------------------------------------- */
+/* ---- another implementation's bytes ------------------------------------------------------------------ */
 
 typedef struct golden_case {
     const char *name, *bytes;

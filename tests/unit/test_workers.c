@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Threads of the CPU backend: every worker once a job, every task once a run, clean ends, refusals as statuses. The
- * same tests are worth running under a thread sanitizer.
+ * Threads of the CPU backend: every worker once a job, every task once a run, clean ends, refusals as
+ * statuses. The same tests are worth running under a thread sanitizer.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -23,7 +23,8 @@ static int threads_left = -1;
 typedef int (*create_thread)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
 
 /* In place of the C library's, for the whole executable. */
-int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*start)(void *), void *argument)
+int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*start)(void *),
+                   void *argument)
 {
     create_thread real;
     void *found = dlsym(RTLD_NEXT, "pthread_create");
@@ -55,7 +56,8 @@ static void jobs_visit_every_worker_once(void **state)
             fmlai_error error = {0};
             fmlai_workers *workers = NULL;
             visits v = {{0}};
-            assert_int_equal(fmlai_workers_create(&cpu_allocator, threads, spins[s], &workers, &error), FMLA_OK);
+            assert_int_equal(fmlai_workers_create(&cpu_allocator, threads, spins[s], &workers, &error),
+                             FMLA_OK);
             for (int32_t i = 1; i <= 200; i++) {
                 fmlai_workers_run(workers, count_visit, &v);
                 for (int32_t w = 0; w < WORKERS_MAX; w++) {
@@ -142,7 +144,7 @@ static void refused_memory_is_a_status(void **state)
     assert_null(opened);
 }
 
-/* ---- tasks ------------------------------------------------------------------------------------------------------- */
+/* ---- tasks ------------------------------------------------------------------------------------------- */
 
 typedef struct tasks {
     int64_t count;
@@ -222,7 +224,7 @@ static void hosts_pool_runs_the_tasks(void **state)
     fmlai_cpu_backend.close(opened);
 }
 
-/* ---- features ---------------------------------------------------------------------------------------------------- */
+/* ---- features ---------------------------------------------------------------------------------------- */
 
 static void tiers_that_are_not_usable_are_refused(void **state)
 {

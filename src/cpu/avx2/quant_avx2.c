@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * quant_avx2.c: tokens to float tiles with AVX2 and F16C, and the quantisers. bf16 tiles are no use to a tier without
- * a bf16 dot product and stay with the scalar tier.
+ * quant_avx2.c: tokens to float tiles with AVX2 and F16C, and the quantisers. bf16 tiles are no use to a tier
+ * without a bf16 dot product and stay with the scalar tier.
  *
- * e4m3 goes through fp16: its exponent and fraction moved to fp16's places make the value times 2^-8, subnormals
- * included, and the conversion to float ignores denormals-are-zero. NaN codes get fp16's NaN exponent. The product with
- * the scale is one float product, rounded to bf16 only where it can have more than bf16's bits.
+ * e4m3 goes through fp16: its exponent and fraction moved to fp16's places make the value times 2^-8,
+ * subnormals included, and the conversion to float ignores denormals-are-zero. NaN codes get fp16's NaN
+ * exponent. The product with the scale is one float product, rounded to bf16 only where it can have more than
+ * bf16's bits.
  */
 #include <immintrin.h>
 #include <math.h>
@@ -15,7 +16,7 @@
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
-/* ---- codes ------------------------------------------------------------------------------------------------------- */
+/* ---- codes ------------------------------------------------------------------------------------------- */
 
 /* Nearest bf16, ties to even, as float; NaN stays NaN. */
 ALWAYS_INLINE __m256 round_to_bf16(__m256 x)
@@ -58,7 +59,8 @@ ALWAYS_INLINE void e2m1_group(float *dst, const uint8_t *codes, float scale)
     const __m256i sign = _mm256_set1_epi32((int)0x80000000u);
     __m256 table = _mm256_mul_ps(magnitudes, _mm256_set1_ps(scale));
     __m128i bytes = _mm_loadl_epi64((const __m128i *)codes);
-    __m128i both = _mm_unpacklo_epi8(_mm_and_si128(bytes, low4), _mm_and_si128(_mm_srli_epi16(bytes, 4), low4));
+    __m128i both =
+        _mm_unpacklo_epi8(_mm_and_si128(bytes, low4), _mm_and_si128(_mm_srli_epi16(bytes, 4), low4));
     for (int32_t half = 0; half < 2; half++) {
         __m256i code = _mm256_cvtepu8_epi32(both);
         __m256i negative = _mm256_and_si256(_mm256_slli_epi32(code, 28), sign);
@@ -94,15 +96,17 @@ static void f16_row(float *dst, const uint8_t *src, int32_t n)
     }
 }
 
-/* ---- formats ----------------------------------------------------------------------------------------------------- */
+/* ---- formats ----------------------------------------------------------------------------------------- */
 
-/* Products of e4m3 codes with a power of two of at least 2^-124 need no rounding: they fit bf16, or overflow floats, too. */
+/* Products of e4m3 codes with a power of two of at least 2^-124 need no rounding: they fit bf16, or overflow
+ * floats, too. */
 ALWAYS_INLINE bool products_fit(int32_t biased_exponent)
 {
     return biased_exponent >= 3;
 }
 
-ALWAYS_INLINE void e8m0_groups(float *dst, const uint8_t *codes, const uint8_t *scales, int32_t dims, int32_t group)
+ALWAYS_INLINE void e8m0_groups(float *dst, const uint8_t *codes, const uint8_t *scales, int32_t dims,
+                               int32_t group)
 {
     for (int32_t g = 0; g < dims / group; g++) {
         float scale = fmlai_f32_from_e8m0(scales[g]);
@@ -158,8 +162,8 @@ static void expand_v41(const fmlai_pool *pool, const int64_t *slots, int32_t cou
     }
 }
 
-static void expand_v41_fp4(const fmlai_pool *pool, const int64_t *slots, int32_t count, int32_t head, void *dst,
-                           int64_t dst_stride)
+static void expand_v41_fp4(const fmlai_pool *pool, const int64_t *slots, int32_t count, int32_t head,
+                           void *dst, int64_t dst_stride)
 {
     (void)head;
     for (int32_t i = 0; i < count; i++) {
@@ -173,8 +177,8 @@ static void expand_v41_fp4(const fmlai_pool *pool, const int64_t *slots, int32_t
     }
 }
 
-static void expand_plain_bf16(const fmlai_pool *pool, const int64_t *slots, int32_t count, int32_t head, void *dst,
-                              int64_t dst_stride)
+static void expand_plain_bf16(const fmlai_pool *pool, const int64_t *slots, int32_t count, int32_t head,
+                              void *dst, int64_t dst_stride)
 {
     int32_t d_qk = pool->format.d_qk;
     for (int32_t i = 0; i < count; i++) {
@@ -183,8 +187,8 @@ static void expand_plain_bf16(const fmlai_pool *pool, const int64_t *slots, int3
     }
 }
 
-static void expand_plain_f16(const fmlai_pool *pool, const int64_t *slots, int32_t count, int32_t head, void *dst,
-                             int64_t dst_stride)
+static void expand_plain_f16(const fmlai_pool *pool, const int64_t *slots, int32_t count, int32_t head,
+                             void *dst, int64_t dst_stride)
 {
     int32_t d_qk = pool->format.d_qk;
     for (int32_t i = 0; i < count; i++) {
@@ -193,7 +197,7 @@ static void expand_plain_f16(const fmlai_pool *pool, const int64_t *slots, int32
     }
 }
 
-/* ---- quantising -------------------------------------------------------------------------------------------------- */
+/* ---- quantising -------------------------------------------------------------------------------------- */
 
 /* Largest magnitude of n values (a multiple of 8); NaN or infinity if one of them is either. */
 static float amax_of(const float *x, int32_t n)
@@ -246,7 +250,8 @@ static void e4m3_encode(uint8_t *codes, const float *x, int32_t n, float factor)
     }
 }
 
-/* Quantiser A: the scale is 2^e, so dividing by it is multiplying by 2^-e. False: some value is not finite. */
+/* Quantiser A: the scale is 2^e, so dividing by it is multiplying by 2^-e. False: some value is not finite.
+ */
 static bool write_e4m3(const fmla_format_info *f, uint8_t *row, uint8_t *scales, const float *src)
 {
     int32_t exponent[16], groups = f->quant_dims / f->group;
@@ -273,8 +278,8 @@ static bool write_e4m3(const fmla_format_info *f, uint8_t *row, uint8_t *scales,
     return true;
 }
 
-/* Eight codes of x / scale in 4 bytes: a code counts the ties between magnitudes that |y| passes, a tie going to the even
- * code. */
+/* Eight codes of x / scale in 4 bytes: a code counts the ties between magnitudes that |y| passes, a tie going
+ * to the even code. */
 ALWAYS_INLINE void e2m1_encode8(uint8_t *codes, const float *x, __m256 scale)
 {
     const __m128i low_bytes = _mm_setr_epi8(0, 8, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
@@ -320,8 +325,8 @@ static bool write_e2m1(uint8_t *row, uint8_t *scales, const float *src)
 }
 
 /* Custom formats, other quantisers, outer scales and values that are not finite are the scalar writer's. */
-static void write_token(const fmlai_pool *pool, int64_t slot, int32_t head, const float *src, fmla_dtype src_dtype,
-                        fmla_quantizer quantizer)
+static void write_token(const fmlai_pool *pool, int64_t slot, int32_t head, const float *src,
+                        fmla_dtype src_dtype, fmla_quantizer quantizer)
 {
     const fmla_format_info *f = &pool->format;
     fmlai_token_at at = fmlai_token_locate(pool, slot);

@@ -2,10 +2,10 @@
 /*
  * quant_avx512bf16.c: tokens to bf16 tiles.
  *
- * e4m3 codes are looked up: two 128-byte tables (vpermi2b) give the low and the high byte of the bf16 value, NaN and
- * subnormals included. A power-of-two scale is then an addition to the exponent field, left out for zero and NaN: exact
- * while no product leaves bf16's normal range, that is for biased scale exponents 10..246. Other scales take float
- * products and one rounding.
+ * e4m3 codes are looked up: two 128-byte tables (vpermi2b) give the low and the high byte of the bf16 value,
+ * NaN and subnormals included. A power-of-two scale is then an addition to the exponent field, left out for
+ * zero and NaN: exact while no product leaves bf16's normal range, that is for biased scale
+ * exponents 10..246. Other scales take float products and one rounding.
  *
  * e2m1 codes index a table of the 16 products code * scale, two groups a register; every product fits bf16.
  *
@@ -16,15 +16,15 @@
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
-/* ---- e4m3 -------------------------------------------------------------------------------------------------------- */
+/* ---- e4m3 -------------------------------------------------------------------------------------------- */
 
 /* Bytes of the bf16 values of codes 0..63 and 64..127. */
 typedef struct e4m3_tables {
     __m512i low[2], high[2];
 } e4m3_tables;
 
-/* bf16 values of codes first..first+31 in 16-bit lanes. Normal ones keep their bits, moved, and change bias; subnormals
- * are m * 2^-9, from a list. */
+/* bf16 values of codes first..first+31 in 16-bit lanes. Normal ones keep their bits, moved, and change bias;
+ * subnormals are m * 2^-9, from a list. */
 ALWAYS_INLINE __m512i e4m3_values(int32_t first)
 {
     static const uint16_t subnormal[32] = {0, 0x3B00, 0x3B80, 0x3BC0, 0x3C00, 0x3C20, 0x3C40, 0x3C60};
@@ -49,7 +49,8 @@ ALWAYS_INLINE e4m3_tables e4m3_make_tables(void)
     for (int32_t h = 0; h < 2; h++) {
         __m512i a = e4m3_values(64 * h), b = e4m3_values(64 * h + 32);
         t.low[h] = join(_mm512_cvtepi16_epi8(a), _mm512_cvtepi16_epi8(b));
-        t.high[h] = join(_mm512_cvtepi16_epi8(_mm512_srli_epi16(a, 8)), _mm512_cvtepi16_epi8(_mm512_srli_epi16(b, 8)));
+        t.high[h] = join(_mm512_cvtepi16_epi8(_mm512_srli_epi16(a, 8)),
+                         _mm512_cvtepi16_epi8(_mm512_srli_epi16(b, 8)));
     }
     return t;
 }
@@ -125,13 +126,13 @@ static void e4m3_products(uint16_t *dst, const uint8_t *codes, int32_t n, float 
     }
 }
 
-/* ---- e2m1 -------------------------------------------------------------------------------------------------------- */
+/* ---- e2m1 -------------------------------------------------------------------------------------------- */
 
 /* 32 codes: two groups of 16 with their scales. Entry 2 n + g of the table is code n of group g. */
 ALWAYS_INLINE void e2m1_pair(uint16_t *dst, const uint8_t *codes, float scale0, float scale1)
 {
-    const __m512 values = _mm512_set_ps(-6.0f, -4.0f, -3.0f, -2.0f, -1.5f, -1.0f, -0.5f, -0.0f, 6.0f, 4.0f, 3.0f,
-                                        2.0f, 1.5f, 1.0f, 0.5f, 0.0f);
+    const __m512 values = _mm512_set_ps(-6.0f, -4.0f, -3.0f, -2.0f, -1.5f, -1.0f, -0.5f, -0.0f, 6.0f, 4.0f,
+                                        3.0f, 2.0f, 1.5f, 1.0f, 0.5f, 0.0f);
     const __m512i group = join(_mm256_setzero_si256(), _mm256_set1_epi16(1));
     __m512i table0 = _mm512_castps_si512(_mm512_mul_ps(values, _mm512_set1_ps(scale0)));
     __m512i table1 = _mm512_castps_si512(_mm512_mul_ps(values, _mm512_set1_ps(scale1)));
@@ -144,7 +145,7 @@ ALWAYS_INLINE void e2m1_pair(uint16_t *dst, const uint8_t *codes, float scale0, 
     _mm512_storeu_si512(dst, _mm512_permutexvar_epi16(index, table));
 }
 
-/* ---- formats ----------------------------------------------------------------------------------------------------- */
+/* ---- formats ----------------------------------------------------------------------------------------- */
 
 static void expand_v32(const fmlai_pool *pool, const int64_t *slots, int32_t count, int32_t head, void *dst,
                        int64_t dst_stride)
@@ -212,8 +213,8 @@ static void expand_v41(const fmlai_pool *pool, const int64_t *slots, int32_t cou
     }
 }
 
-static void expand_v41_fp4(const fmlai_pool *pool, const int64_t *slots, int32_t count, int32_t head, void *dst,
-                           int64_t dst_stride)
+static void expand_v41_fp4(const fmlai_pool *pool, const int64_t *slots, int32_t count, int32_t head,
+                           void *dst, int64_t dst_stride)
 {
     (void)head;
     for (int32_t i = 0; i < count; i++) {

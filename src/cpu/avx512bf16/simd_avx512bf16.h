@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * simd_avx512bf16.h: the intrinsics of this folder. FLASHMLA_EMULATE_AVX512 takes them from SIMDe instead, so that the
- * same kernels run, slowly, on processors without AVX-512: for tests only. What SIMDe lacks is added here.
+ * simd_avx512bf16.h: the intrinsics of this folder. FLASHMLA_EMULATE_AVX512 takes them from SIMDe instead, so
+ * that the same kernels run, slowly, on processors without AVX-512: for tests only. What SIMDe lacks is added
+ * here.
  */
 #ifndef FLASHMLA_SIMD_AVX512BF16_H
 #define FLASHMLA_SIMD_AVX512BF16_H

@@ -3,11 +3,13 @@
  * backward.c: gradients of dense multi-head attention, in two passes of independent tasks:
  *
  *   1. by query rows: D = rowsum(dO * O), kept in the workspace, then dQ = scale * sum over keys of dS k
- *   2. by key rows:   dV = sum over queries of P dO, dK = scale * sum of dS q, all heads of the group in order
+ *   2. by key rows:   dV = sum over queries of P dO, dK = scale * sum of dS q, all heads of the group in
+ * order
  *
- * with P = exp(scale q.k - lse), dS = P (dO.v - D). Scores are computed twice, but every result is summed in one place,
- * in one order. In pass 2 rows are keys and tile tokens are queries, the last query first: then causality is once more
- * "row r sees the first visible[r] tokens". Query rows without keys, or with an infinite lse, are left out of both.
+ * with P = exp(scale q.k - lse), dS = P (dO.v - D). Scores are computed twice, but every result is summed in
+ * one place, in one order. In pass 2 rows are keys and tile tokens are queries, the last query first: then
+ * causality is once more "row r sees the first visible[r] tokens". Query rows without keys, or with an
+ * infinite lse, are left out of both.
  */
 #include <math.h>
 #include <string.h>
@@ -28,9 +30,9 @@ typedef struct backward {
 
 /* One worker's memory; "a" goes with d_qk, "b" with d_v. */
 typedef struct scratch {
-    float *rows, *others;    /* [ROWS][max(d_qk, d_v)] */
+    float *rows, *others; /* [ROWS][max(d_qk, d_v)] */
     void *packed_a, *packed_b;
-    float *s, *ds;           /* [block_tokens][ROWS]: scores, then P; dO.v, then dS */
+    float *s, *ds; /* [block_tokens][ROWS]: scores, then P; dO.v, then dS */
     void *weights;
     void *sums_a, *sums_b;
     void *tile_a, *tile_b;
@@ -67,7 +69,7 @@ size_t fmlai_cpu_mha_backward_workspace(const void *state, const fmlai_mha *p)
     return delta_bytes(p) + scratch_layout(fmlai_mha_kernels(cpu, p), p, NULL, &s) * (size_t)cpu->threads;
 }
 
-/* ---- P and dS --------------------------------------------------------------------------------------------------- */
+/* ---- P and dS ---------------------------------------------------------------------------------------- */
 
 static inline uint32_t bits_of(float x)
 {
@@ -89,9 +91,9 @@ static inline uint32_t mask_of(bool set)
 }
 
 /*
- * 2^x, about 2^-22 relative, 0 below 2^-126. Clamps are done on bits, without branches: comparisons of floats may trap,
- * which would keep the compiler from vectorising the callers. n is x rounded to an integer by adding 1.5 * 2^23, whose low bits
- * then are n; the series in f = x - n, |f| <= 1/2, is that of e^(f ln 2).
+ * 2^x, about 2^-22 relative, 0 below 2^-126. Clamps are done on bits, without branches: comparisons of floats
+ * may trap, which would keep the compiler from vectorising the callers. n is x rounded to an integer by
+ * adding 1.5 * 2^23, whose low bits then are n; the series in f = x - n, |f| <= 1/2, is that of e^(f ln 2).
  */
 static inline float exp2_near(float x)
 {
@@ -116,8 +118,9 @@ static inline float exp2_near(float x)
 }
 
 /* One token's lanes: s to P, ds (holding dO.v) to dS; exactly 0 in rows that do not see token t. */
-static void weigh_token(float *restrict s, float *restrict ds, const float *restrict lse2, const float *restrict delta,
-                        const int32_t *restrict visible, int32_t t, float scale2, int32_t lanes)
+static void weigh_token(float *restrict s, float *restrict ds, const float *restrict lse2,
+                        const float *restrict delta, const int32_t *restrict visible, int32_t t, float scale2,
+                        int32_t lanes)
 {
     for (int32_t r = 0; r < lanes; r++) {
         float weight = exp2_near(s[r] * scale2 - lse2[r]);
@@ -133,10 +136,11 @@ static float lse_at(const fmlai_mha *p, int64_t token, int32_t head)
     return fmlai_load_f32(p->lse.data, p->lse.dtype, token * p->lse.stride[0] + head * p->lse.stride[1]);
 }
 
-/* ---- pass 1: rows are queries ----------------------------------------------------------------------------------- */
+/* ---- pass 1: rows are queries ------------------------------------------------------------------------ */
 
 /* D of a block's rows, from dO in s->others and O, which is loaded into s->rows. */
-static void block_delta(const backward *b, const scratch *s, int64_t token, int32_t head, int32_t rows, float *delta)
+static void block_delta(const backward *b, const scratch *s, int64_t token, int32_t head, int32_t rows,
+                        float *delta)
 {
     const fmlai_mha *p = b->p;
     fmlai_mha_load(s->rows, &p->out, token, head, rows, p->d_v);
@@ -193,8 +197,8 @@ static void query_block(const backward *b, const scratch *s, const fmlai_mha_blo
             weigh_token(s->s + t * lanes, s->ds + t * lanes, lse2, delta, visible, t, b->scale2, lanes);
         }
         k->pack_weights(s->weights, s->ds, rows, count);
-        k->accumulate(s->sums_a, s->weights, k_tile.data, k_tile.stride, first == 0 ? NULL : ones, visible, rows,
-                      count, p->d_qk);
+        k->accumulate(s->sums_a, s->weights, k_tile.data, k_tile.stride, first == 0 ? NULL : ones, visible,
+                      rows, count, p->d_qk);
     }
     if (seen > 0) {
         k->unpack(s->rows, p->d_qk, s->sums_a, rows, p->d_qk);
@@ -216,7 +220,7 @@ static void query_task(void *user, int64_t i, int32_t worker)
     }
 }
 
-/* ---- pass 2: rows are keys -------------------------------------------------------------------------------------- */
+/* ---- pass 2: rows are keys --------------------------------------------------------------------------- */
 
 /* A tile's queries, the last first, with their lse and D. */
 typedef struct query_tile {
@@ -226,11 +230,12 @@ typedef struct query_tile {
 } query_tile;
 
 /*
- * Collects the next queries below *end (and not below `first`) that have a finite lse, and says how many of them each key
- * row sees. Query i sees key j if i >= j - shift.
+ * Collects the next queries below *end (and not below `first`) that have a finite lse, and says how many of
+ * them each key row sees. Query i sees key j if i >= j - shift.
  */
-static void collect_queries(const backward *b, fmlai_mha_span queries, int64_t first, int64_t *end, int32_t head,
-                            int64_t key, int64_t shift, int32_t rows, query_tile *tile, int32_t *visible)
+static void collect_queries(const backward *b, fmlai_mha_span queries, int64_t first, int64_t *end,
+                            int32_t head, int64_t key, int64_t shift, int32_t rows, query_tile *tile,
+                            int32_t *visible)
 {
     const fmlai_mha *p = b->p;
     tile->count = 0;
@@ -254,7 +259,8 @@ static void collect_queries(const backward *b, fmlai_mha_span queries, int64_t f
 }
 
 static void add_queries(const backward *b, const scratch *s, const query_tile *tile, const int32_t *visible,
-                        fmlai_mha_tile *q_tile, fmlai_mha_tile *do_tile, int32_t head, int32_t rows, bool start)
+                        fmlai_mha_tile *q_tile, fmlai_mha_tile *do_tile, int32_t head, int32_t rows,
+                        bool start)
 {
     const fmlai_mha *p = b->p;
     const fmlai_tile_kernels *k = b->k;

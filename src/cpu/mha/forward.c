@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * forward.c: dense multi-head attention. A task is a block of query rows of one head; it walks the keys that its last
- * row sees, with the running softmax of the tile kernels.
+ * forward.c: dense multi-head attention. A task is a block of query rows of one head; it walks the keys that
+ * its last row sees, with the running softmax of the tile kernels.
  */
 #include <math.h>
 #include <string.h>
@@ -49,8 +49,8 @@ size_t fmlai_cpu_mha_forward_workspace(const void *state, const fmlai_mha *p)
 }
 
 /* Divides by the sums and writes out and lse of a block. */
-static void write_rows(const forward *f, float *sums, const fmlai_softmax_state *state, int64_t token, int32_t head,
-                       int32_t rows)
+static void write_rows(const forward *f, float *sums, const fmlai_softmax_state *state, int64_t token,
+                       int32_t head, int32_t rows)
 {
     const fmlai_mha *p = f->p;
     for (int32_t r = 0; r < rows; r++) {
@@ -64,7 +64,8 @@ static void write_rows(const forward *f, float *sums, const fmlai_softmax_state 
         fmlai_mha_store(&p->out, token + r, head, row, 1, p->d_v, factor);
         if (p->lse.data) {
             double lse = ((double)state->m[r] + log2((double)state->l[r])) * M_LN2;
-            fmlai_store_f64(p->lse.data, p->lse.dtype, (token + r) * p->lse.stride[0] + head * p->lse.stride[1],
+            fmlai_store_f64(p->lse.data, p->lse.dtype,
+                            (token + r) * p->lse.stride[0] + head * p->lse.stride[1],
                             lonely ? (double)p->empty_lse : lse);
         }
     }

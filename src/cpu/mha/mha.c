@@ -9,15 +9,16 @@
 #include "../rows.h"
 
 /*
- * Request r's blocks have the numbers from begin_r / ROWS + r on: that leaves at least ceil(count_r / ROWS) numbers
- * before the next request's, so a block is found by binary search, without a table of block counts.
+ * Request r's blocks have the numbers from begin_r / ROWS + r on: that leaves at least ceil(count_r / ROWS)
+ * numbers before the next request's, so a block is found by binary search, without a table of block counts.
  */
 int64_t fmlai_mha_blocks(int64_t batch, int64_t total)
 {
     return total / FMLAI_MHA_ROWS + batch;
 }
 
-bool fmlai_mha_block_at(const int32_t *cu_seqlens, int64_t batch, int64_t total, int64_t id, fmlai_mha_block *block)
+bool fmlai_mha_block_at(const int32_t *cu_seqlens, int64_t batch, int64_t total, int64_t id,
+                        fmlai_mha_block *block)
 {
     int64_t low = 0, high = batch;
     while (high - low > 1) {
@@ -76,7 +77,8 @@ void fmlai_mha_tile_fill(const fmlai_cpu *cpu, const fmlai_tile_kernels *k, cons
     fmlai_expand_for(table, pool)(pool, tokens, count, head, tile->data, tile->stride);
 }
 
-void fmlai_mha_load(float *dst, const fmlai_packed *tensor, int64_t token, int32_t head, int32_t rows, int32_t d)
+void fmlai_mha_load(float *dst, const fmlai_packed *tensor, int64_t token, int32_t head, int32_t rows,
+                    int32_t d)
 {
     for (int32_t r = 0; r < rows; r++) {
         fmlai_row_load(dst + (int64_t)r * d, tensor->data, tensor->dtype,

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * mha.h: what forward and backward of dense multi-head attention share. Both work on blocks of up to FMLAI_TILE_ROWS
- * tokens of one request and one head (the rows of the tile kernels), against tiles of the other side's tokens. Every
- * result is summed by one task in a fixed order, so the bits do not depend on threads.
+ * mha.h: what forward and backward of dense multi-head attention share. Both work on blocks of up to
+ * FMLAI_TILE_ROWS tokens of one request and one head (the rows of the tile kernels), against tiles of the
+ * other side's tokens. Every result is summed by one task in a fixed order, so the bits do not depend on
+ * threads.
  */
 #ifndef FLASHMLA_CPU_MHA_H
 #define FLASHMLA_CPU_MHA_H
@@ -32,10 +33,12 @@ static inline fmlai_mha_span fmlai_mha_span_of(const int32_t *cu_seqlens, int64_
     return span;
 }
 
-/* An upper bound for the number of blocks of all requests, from shapes alone: some numbers below it are no block. */
+/* An upper bound for the number of blocks of all requests, from shapes alone: some numbers below it are no
+ * block. */
 int64_t fmlai_mha_blocks(int64_t batch, int64_t total);
 /* Block number `id`; false: none. */
-bool fmlai_mha_block_at(const int32_t *cu_seqlens, int64_t batch, int64_t total, int64_t id, fmlai_mha_block *block);
+bool fmlai_mha_block_at(const int32_t *cu_seqlens, int64_t batch, int64_t total, int64_t id,
+                        fmlai_mha_block *block);
 
 /* Kernels for a call's data, and its tensors as pools that the expand functions read. */
 const fmlai_tile_kernels *fmlai_mha_kernels(const fmlai_cpu *cpu, const fmlai_mha *p);
@@ -54,7 +57,8 @@ void fmlai_mha_tile_fill(const fmlai_cpu *cpu, const fmlai_tile_kernels *k, cons
                          const fmlai_pool *pool, const int64_t *tokens, int32_t count, int32_t head);
 
 /* Rows of a packed tensor as floats [rows][d], and back. */
-void fmlai_mha_load(float *dst, const fmlai_packed *tensor, int64_t token, int32_t head, int32_t rows, int32_t d);
+void fmlai_mha_load(float *dst, const fmlai_packed *tensor, int64_t token, int32_t head, int32_t rows,
+                    int32_t d);
 void fmlai_mha_store(const fmlai_packed *tensor, int64_t token, int32_t head, const float *src, int32_t rows,
                      int32_t d, float factor);
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * quant_neon.c: tokens to float tiles with Advanced SIMD, for plain and e4m3 formats; e2m1 formats and writing stay with
- * the scalar tier. As in quant_avx2.c, e4m3 goes through fp16: exponent and fraction moved to fp16's places make the value
- * times 2^-8; NaN codes get fp16's NaN exponent.
+ * quant_neon.c: tokens to float tiles with Advanced SIMD, for plain and e4m3 formats; e2m1 formats and
+ * writing stay with the scalar tier. As in quant_avx2.c, e4m3 goes through fp16: exponent and fraction moved
+ * to fp16's places make the value times 2^-8; NaN codes get fp16's NaN exponent.
  */
 #include <arm_neon.h>
 
@@ -45,8 +45,8 @@ static void plain_row(float *dst, const uint8_t *src, int32_t n, bool f16)
         int32_t count = n - j < 4 ? n - j : 4;
         memcpy(raw, src + 2 * (int64_t)j, 2 * (size_t)count);
         uint16x4_t half = vld1_u16(raw);
-        float32x4_t value = f16 ? vcvt_f32_f16(vreinterpret_f16_u16(half))
-                                : vreinterpretq_f32_u32(vshll_n_u16(half, 16));
+        float32x4_t value =
+            f16 ? vcvt_f32_f16(vreinterpret_f16_u16(half)) : vreinterpretq_f32_u32(vshll_n_u16(half, 16));
         vst1q_f32(wide, value);
         memcpy(dst + j, wide, (size_t)count * sizeof *wide);
     }

@@ -6,15 +6,16 @@
  * Packed weights  [tokens][lanes]
  * Packed sums     [strip of 16 dims][lanes][16]
  *
- * lanes = fmlai_tile_lanes(rows). Both products keep 4 x 16 sums in registers: 4 tokens by 16 rows, or 4 rows by 16 dims.
- * Long dot products are made of blocks of 64 dims, weighted sums of one tile, so that rounding errors do not pile up.
+ * lanes = fmlai_tile_lanes(rows). Both products keep 4 x 16 sums in registers: 4 tokens by 16 rows, or 4 rows
+ * by 16 dims. Long dot products are made of blocks of 64 dims, weighted sums of one tile, so that rounding
+ * errors do not pile up.
  */
 #include <arm_neon.h>
 #include <string.h>
 
 #include "../tile.h"
 
-#define STRIP 16
+#define STRIP      16
 #define BLOCK_DIMS 64
 
 static size_t packed_rows_bytes(int32_t rows, int32_t d)
@@ -60,7 +61,7 @@ static void unpack(float *dst, int64_t dst_stride, const void *packed_sums, int3
     }
 }
 
-/* ---- scores ------------------------------------------------------------------------------------------------------ */
+/* ---- scores ------------------------------------------------------------------------------------------ */
 
 /* Adds the dot products over dims begin..end-1 of `count` (1..4) tokens with 16 rows to s. */
 static inline void add_scores(float *s, int32_t lanes, const float *q, const float *tile, int64_t tile_stride,
@@ -102,18 +103,18 @@ static void scores(float *s, const void *packed_rows, const void *tile, int64_t 
             int32_t end = d - begin < BLOCK_DIMS ? d : begin + BLOCK_DIMS;
             int32_t t = 0;
             for (; t + 4 <= tokens; t += 4) {
-                add_scores(s + t * lanes + r, lanes, q, (const float *)tile + t * tile_stride, tile_stride, 4, begin,
-                           end);
+                add_scores(s + t * lanes + r, lanes, q, (const float *)tile + t * tile_stride, tile_stride, 4,
+                           begin, end);
             }
             for (; t < tokens; t++) {
-                add_scores(s + t * lanes + r, lanes, q, (const float *)tile + t * tile_stride, tile_stride, 1, begin,
-                           end);
+                add_scores(s + t * lanes + r, lanes, q, (const float *)tile + t * tile_stride, tile_stride, 1,
+                           begin, end);
             }
         }
     }
 }
 
-/* ---- softmax ----------------------------------------------------------------------------------------------------- */
+/* ---- softmax ----------------------------------------------------------------------------------------- */
 
 /* 2^x for x <= 0, about 2^-22 relative, exactly 1 for 0, 0 far below the smallest number; NaN stays. */
 static inline float32x4_t exp2_neon(float32x4_t x)
@@ -136,8 +137,8 @@ static inline float32x4_t exp2_neon(float32x4_t x)
     return vmulq_f32(vmulq_f32(p, a), b);
 }
 
-static void softmax(fmlai_softmax_state *state, float *alpha, void *packed_weights, float *s, const float *scale2,
-                    const int32_t *visible, int32_t rows, int32_t tokens)
+static void softmax(fmlai_softmax_state *state, float *alpha, void *packed_weights, float *s,
+                    const float *scale2, const int32_t *visible, int32_t rows, int32_t tokens)
 {
     const float32x4_t zero = vdupq_n_f32(0.0f);
     int32_t lanes = fmlai_tile_lanes(rows);
@@ -163,7 +164,7 @@ static void softmax(fmlai_softmax_state *state, float *alpha, void *packed_weigh
     }
 }
 
-/* ---- accumulate -------------------------------------------------------------------------------------------------- */
+/* ---- accumulate -------------------------------------------------------------------------------------- */
 
 /* Four rows of weights times 16 dims of `tokens` tokens. */
 static inline void weigh_four(float32x4_t sum[4][4], const float *w, int32_t lanes, const float *v,
@@ -181,9 +182,10 @@ static inline void weigh_four(float32x4_t sum[4][4], const float *w, int32_t lan
     }
 }
 
-/* One row goes on alone with the tokens first..end-1 that not all four see, in the same order of operations. */
-static inline void weigh_one(float32x4_t sum[4], const float *w, int32_t lanes, const float *v, int64_t tile_stride,
-                             int32_t first, int32_t end)
+/* One row goes on alone with the tokens first..end-1 that not all four see, in the same order of operations.
+ */
+static inline void weigh_one(float32x4_t sum[4], const float *w, int32_t lanes, const float *v,
+                             int64_t tile_stride, int32_t first, int32_t end)
 {
     for (int32_t t = first; t < end; t++) {
         for (int32_t i = 0; i < 4; i++) {

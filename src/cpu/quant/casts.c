@@ -5,9 +5,9 @@
 #include "../rows.h"
 
 #define ROWS_PER_TASK 16
-#define GROUP_MAX 128
+#define GROUP_MAX     128
 
-/* ---- indices_convert --------------------------------------------------------------------------------------------- */
+/* ---- indices_convert --------------------------------------------------------------------------------- */
 
 static int32_t slot_of_position(const fmlai_indices_convert *p, int64_t request, int32_t position)
 {
@@ -39,7 +39,7 @@ fmla_status fmlai_cpu_indices_convert(void *state, const fmlai_indices_convert *
     return FMLA_OK;
 }
 
-/* ---- fp8_cast ---------------------------------------------------------------------------------------------------- */
+/* ---- fp8_cast ---------------------------------------------------------------------------------------- */
 
 static void cast_row(const fmlai_fp8_cast *p, int64_t row)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * quant.h: tokens between bytes and tiles on a CPU: the format-specific part of every kernel. One expand function per
- * format and tile element; all are exact as docs/formats.md says, for every (code, scale) pair.
+ * quant.h: tokens between bytes and tiles on a CPU: the format-specific part of every kernel. One expand
+ * function per format and tile element; all are exact as docs/formats.md says, for every (code, scale) pair.
  */
 #ifndef FLASHMLA_QUANT_H
 #define FLASHMLA_QUANT_H
@@ -9,14 +9,16 @@
 #include "../../problem.h"
 
 /*
- * Expands `count` tokens of a pool into tile rows: dst row i (dst_stride elements apart) = slot slots[i], KV head
- * `head`, as attention sees it (rounded to bf16; fp16 pools: the fp16 value, F32 tiles only). Slots are valid.
+ * Expands `count` tokens of a pool into tile rows: dst row i (dst_stride elements apart) = slot slots[i], KV
+ * head `head`, as attention sees it (rounded to bf16; fp16 pools: the fp16 value, F32 tiles only). Slots are
+ * valid.
  */
-typedef void (*fmlai_expand)(const fmlai_pool *pool, const int64_t *slots, int32_t count, int32_t head, void *dst,
-                             int64_t dst_stride);
+typedef void (*fmlai_expand)(const fmlai_pool *pool, const int64_t *slots, int32_t count, int32_t head,
+                             void *dst, int64_t dst_stride);
 
 typedef struct fmlai_quant_kernels {
-    fmlai_expand expand_f32[FMLA_KV_COUNT + 1];  /* by fmla_kv_format; [FMLA_KV_COUNT]: CUSTOM, by description */
+    fmlai_expand
+        expand_f32[FMLA_KV_COUNT + 1]; /* by fmla_kv_format; [FMLA_KV_COUNT]: CUSTOM, by description */
     fmlai_expand expand_bf16[FMLA_KV_COUNT + 1];
     /* Quantises one token of d_qk floats into a slot; as fmlai_token_write. */
     void (*write)(const fmlai_pool *pool, int64_t slot, int32_t head, const float *src, fmla_dtype src_dtype,
@@ -32,7 +34,9 @@ void fmlai_quant_init_neon(fmlai_quant_kernels *k);
 static inline fmlai_expand fmlai_expand_for(const fmlai_expand *table, const fmlai_pool *pool)
 {
     int32_t f = pool->format.format;
-    return table[f > 0 && f < FMLA_KV_COUNT && pool->outer_scale == 1.0f ? f : FMLA_KV_COUNT];
+    bool built_in = f > 0 && f < FMLA_KV_COUNT && pool->outer_scale == 1.0f;
+    const fmlai_expand *entry = &table[built_in ? f : FMLA_KV_COUNT];
+    return *entry;
 }
 
 #endif

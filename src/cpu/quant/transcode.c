@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * transcode.c: caches in and out: quantize, dequantize, convert. Tokens are independent, so they are shared out among
- * the workers in blocks. Where the caller names the slots to write, a slot may be named twice: then one task owns all
- * tokens of a slot and takes them in order, so the last one stands, whatever the number of threads.
+ * transcode.c: caches in and out: quantize, dequantize, convert. Tokens are independent, so they are shared
+ * out among the workers in blocks. Where the caller names the slots to write, a slot may be named twice: then
+ * one task owns all tokens of a slot and takes them in order, so the last one stands, whatever the number of
+ * threads.
  */
 #include <string.h>
 
 #include "../rows.h"
 
 #define BLOCK_TOKENS 64
-#define OWNED_RUN 16      /* neighbouring slots with one owner: they share cache lines */
-#define DIMS_MAX 4096     /* of a token to be quantised: its floats lie on the stack */
-#define PIECE 256
+#define OWNED_RUN    16   /* neighbouring slots with one owner: they share cache lines */
+#define DIMS_MAX     4096 /* of a token to be quantised: its floats lie on the stack */
+#define PIECE        256
 
-/* ---- quantize and convert: tokens by the owner of their destination ---------------------------------------------- */
+/* ---- quantize and convert: tokens by the owner of their destination ---------------------------------- */
 
 typedef struct scatter {
     int64_t count;
@@ -84,11 +85,12 @@ fmla_status fmlai_cpu_quantize(void *state, const fmlai_transcode *p, const fmla
     const fmlai_cpu *cpu = state;
     const fmla_format_info *f = &p->pool.format;
     if (f->layout != FMLA_LAYOUT_PLAIN && f->d_qk > DIMS_MAX) {
-        return fmlai_fail(call->error, FMLA_ERROR_UNSUPPORTED, "dst: d_qk of format %.24s is %d; allowed: at most %d",
-                          f->name, f->d_qk, DIMS_MAX);
+        return fmlai_fail(call->error, FMLA_ERROR_UNSUPPORTED,
+                          "dst: d_qk of format %.24s is %d; allowed: at most %d", f->name, f->d_qk, DIMS_MAX);
     }
     quantize_job job = {cpu, p};
-    scatter s = {.count = p->count, .slots = &p->slots, .pool = &p->pool, .write = quantize_token, .job = &job};
+    scatter s = {
+        .count = p->count, .slots = &p->slots, .pool = &p->pool, .write = quantize_token, .job = &job};
     scatter_run(cpu, &s);
     return FMLA_OK;
 }
@@ -123,13 +125,14 @@ fmla_status fmlai_cpu_convert(void *state, const fmlai_convert *p, const fmlai_c
     const fmla_format_info *from = &p->src.format, *to = &p->dst.format;
     bool alike = from->element == to->element && from->group == to->group && from->scale == to->scale;
     convert_job job = {.cpu = state, .p = p, .recode = !alike && from->d_qk <= DIMS_MAX};
-    scatter s = {.count = p->count, .slots = &p->dst_slots, .pool = &p->dst, .write = convert_token, .job = &job};
+    scatter s = {
+        .count = p->count, .slots = &p->dst_slots, .pool = &p->dst, .write = convert_token, .job = &job};
     (void)call;
     scatter_run(state, &s);
     return FMLA_OK;
 }
 
-/* ---- dequantize ---------------------------------------------------------------------------------------------------- */
+/* ---- dequantize -------------------------------------------------------------------------------------- */
 
 typedef struct gather {
     const fmlai_cpu *cpu;

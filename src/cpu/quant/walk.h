@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * walk.h: how expand functions walk over slots: addresses, and rows fetched ahead, because gathered tokens lie anywhere
- * in a cache of gigabytes. Static inline, for the ISA folders.
+ * walk.h: how expand functions walk over slots: addresses, and rows fetched ahead, because gathered tokens
+ * lie anywhere in a cache of gigabytes. Static inline, for the ISA folders.
  */
 #ifndef FLASHMLA_QUANT_WALK_H
 #define FLASHMLA_QUANT_WALK_H
@@ -31,9 +31,10 @@ static inline fmlai_token_at fmlai_token_locate(const fmlai_pool *pool, int64_t 
     return at;
 }
 
-/* Token i of a walk; fetches the lines of a later one: row_bytes from `first` on are what is read of a row. */
-static inline fmlai_token_at fmlai_token_walk(const fmlai_pool *pool, const int64_t *slots, int32_t count, int32_t i,
-                                              int64_t first, int32_t row_bytes)
+/* Token i of a walk; fetches the lines of a later one: row_bytes from `first` on are what is read of a row.
+ */
+static inline fmlai_token_at fmlai_token_walk(const fmlai_pool *pool, const int64_t *slots, int32_t count,
+                                              int32_t i, int64_t first, int32_t row_bytes)
 {
     if (i + FMLAI_ROWS_AHEAD < count && slots[i + FMLAI_ROWS_AHEAD] != slots[i] + FMLAI_ROWS_AHEAD) {
         fmlai_token_at next = fmlai_token_locate(pool, slots[i + FMLAI_ROWS_AHEAD]);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * quant_scalar.c: every format in portable C, from its description alone: what all other kernels are checked against,
- * and what serves custom formats and outer scales in every tier.
+ * quant_scalar.c: every format in portable C, from its description alone: what all other kernels are checked
+ * against, and what serves custom formats and outer scales in every tier.
  */
 #include <string.h>
 
