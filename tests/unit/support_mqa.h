@@ -18,6 +18,7 @@ typedef struct mqa_shape {
     int64_t tokens; /* paged: longest length; indexed: topk */
     int64_t extra_topk;
     bool causal, bound, ragged, sink, lengths, no_table;
+    bool out_f32;
     bool fused, q_plain, q_norm, neox;
     int32_t invalid_percent; /* of index entries */
     bool huge_logits;

@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "cpu/cpu.h"
+#include "cpu/mqa/mqa.h"
 #include "support_mqa.h"
 #include "support_numbers.h"
 #include "support_pool.h"
@@ -135,6 +136,7 @@ static void dense_lists(void **state)
         s.ragged = seed % 2 == 1;
         s.sink = seed % 7 < 3;
         s.no_table = seed % 6 == 5;
+        s.out_f32 = seed % 4 == 2;
         s.s_q = 1 + (int64_t)seed % 9;
         s.h_q = (int32_t[]){4, 16, 30}[seed % 3];
         s.batch = 1 + (int64_t)seed % 4;
@@ -239,6 +241,28 @@ static void fused_operations(void **state)
         s.s_q = 1 + (int64_t)seed;
         s.seed = 160 + seed;
         check_shape(&s);
+    }
+}
+
+/* The vector cast is the cast: exponents from end to end, ties, NaN and infinity. */
+static void cast_equals_the_portable_cast(void **state)
+{
+    uint64_t seed = 170;
+    (void)state;
+    for (int32_t i = 0; i < 20000; i++) {
+        float x[32];
+        uint8_t codes[32], expected[32];
+        int32_t low = (int32_t)(test_random(&seed) % 240) - 125;
+        for (int32_t j = 0; j < 32; j++) {
+            x[j] = test_random_bf16(&seed, low, low + (int32_t)(test_random(&seed) % 14));
+            x[j] =
+                i % 3 == 0 ? ldexpf(rintf(ldexpf(x[j], 4 - low)), low - 4) : x[j] * test_random_unit(&seed);
+        }
+        x[i % 32] =
+            i % 17 == 0 ? (float[]){NAN, INFINITY, -INFINITY, 0.0f, -0.0f, 3.4e38f}[i % 6] : x[i % 32];
+        uint8_t scale = fmlai_cpu_mqa_cast_group(x, 32, codes);
+        assert_int_equal(scale, fmlai_fp8_cast_group(x, 32, expected));
+        assert_memory_equal(codes, expected, sizeof codes);
     }
 }
 
@@ -474,6 +498,7 @@ int main(void)
         cmocka_unit_test(scales_of_either_sign),
         cmocka_unit_test(c090_logits_below_any_floor),
         cmocka_unit_test(fused_operations),
+        cmocka_unit_test(cast_equals_the_portable_cast),
         cmocka_unit_test(promise_8_bits_do_not_depend_on_threads),
         cmocka_unit_test(promise_8_bits_do_not_depend_on_the_batch),
         cmocka_unit_test(invalid_entries_change_no_bits),

@@ -6,6 +6,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "../rows.h"
 #include "mqa.h"
 
 #define LOG2_E     1.4426950408889634074
@@ -73,7 +74,7 @@ static void cast(const fmlai_mqa *p, int64_t token, int32_t head, const float *o
     for (int64_t c = 0; c < p->d_v / CAST_GROUP; c++) {
         int64_t chunk = c * f->group_heads + g;
         uint8_t *byte = (uint8_t *)(scale + chunk / 4 * f->scale_rows) + chunk % 4;
-        *byte = fmlai_fp8_cast_group(out + c * CAST_GROUP, CAST_GROUP, codes + chunk * CAST_GROUP);
+        *byte = fmlai_cpu_mqa_cast_group(out + c * CAST_GROUP, CAST_GROUP, codes + chunk * CAST_GROUP);
     }
 }
 
@@ -84,23 +85,6 @@ void fmlai_cpu_mqa_clear_padding(const fmlai_mqa *p)
     size_t padding = (size_t)(f->scale_rows - p->num_tokens) * sizeof(int32_t);
     for (int64_t w = 0; w < words; w++) {
         memset(f->scale + w * f->scale_rows + p->num_tokens, 0, padding);
-    }
-}
-
-static void store_vector(const fmlai_rows *rows, int64_t offset, const float *x, int32_t n)
-{
-    if (rows->dtype != FMLA_BF16) {
-        for (int32_t i = 0; i < n; i++) {
-            fmlai_store_f32(rows->data, rows->dtype, offset + i, x[i]);
-        }
-        return;
-    }
-    uint16_t *dst = (uint16_t *)rows->data + offset;
-    for (int32_t i = 0; i < n; i++) {
-        uint32_t bits;
-        memcpy(&bits, x + i, sizeof bits);
-        uint32_t rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
-        dst[i] = (uint16_t)((bits & 0x7FFFFFFF) > 0x7F800000 ? bits >> 16 | 0x40 : rounded);
     }
 }
 
@@ -138,6 +122,6 @@ void fmlai_cpu_mqa_finish(const fmlai_mqa_plan *plan, const fmlai_mqa_block *blo
         cast(p, token, head, out);
     }
     if (p->out.data) {
-        store_vector(&p->out, fmlai_row_offset(&p->out, p, token, head), out, p->d_v);
+        fmlai_row_store(p->out.data, p->out.dtype, fmlai_row_offset(&p->out, p, token, head), out, p->d_v);
     }
 }

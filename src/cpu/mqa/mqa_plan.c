@@ -133,8 +133,9 @@ static size_t table_bytes(int64_t slots, int64_t blocks)
            lines((size_t)(blocks + 1) * sizeof(fmlai_mqa_join));
 }
 
-/* What calls of these shapes or smaller ones need. A plan itself may need less than that of a smaller call: heads are
- * cut evenly (129 into 65 and 64), and splitting ends when there are blocks enough; a size that is asked for may not. */
+/* What calls of these shapes or smaller ones need. A plan itself may need less than that of a smaller call:
+ * heads are cut evenly (129 into 65 and 64), and splitting ends when there are blocks enough; a size that is
+ * asked for may not. */
 static size_t most_bytes(const fmlai_mqa_plan *plan)
 {
     const fmlai_mqa *p = plan->p;

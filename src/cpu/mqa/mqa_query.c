@@ -5,38 +5,23 @@
  * the last rope_dim dims in fp32 and round those to bf16, as docs/numerics.md defines.
  */
 #include <math.h>
-#include <string.h>
 
+#include "../rows.h"
 #include "mqa.h"
 
 #define LOG2_E       1.4426950408889634074
 #define PERMUTED_RUN 16 /* dims of a head that lie together in permuted storage */
 
-static void widen(float *dst, const void *src, fmla_dtype dtype, int64_t offset, int32_t n)
-{
-    if (dtype != FMLA_BF16) {
-        for (int32_t i = 0; i < n; i++) {
-            dst[i] = fmlai_load_f32(src, dtype, offset + i);
-        }
-        return;
-    }
-    const uint16_t *bits = (const uint16_t *)src + offset;
-    for (int32_t i = 0; i < n; i++) {
-        uint32_t wide = (uint32_t)bits[i] << 16;
-        memcpy(dst + i, &wide, sizeof wide);
-    }
-}
-
 static void load_row(const fmlai_mqa *p, int64_t token, int32_t head, float *dst)
 {
     if (!p->fused.enabled || !p->fused.q_permuted) {
-        widen(dst, p->q.data, p->q.dtype, fmlai_row_offset(&p->q, p, token, head), p->d_qk);
+        fmlai_row_load(dst, p->q.data, p->q.dtype, fmlai_row_offset(&p->q, p, token, head), p->d_qk);
         return;
     }
     int64_t base = fmlai_row_offset(&p->q, p, token, 0);
     for (int32_t d = 0; d < p->d_qk; d += PERMUTED_RUN) {
         int32_t n = p->d_qk - d < PERMUTED_RUN ? p->d_qk - d : PERMUTED_RUN;
-        widen(dst + d, p->q.data, p->q.dtype, base + fmlai_q_permuted(p->h_q, head, d), n);
+        fmlai_row_load(dst + d, p->q.data, p->q.dtype, base + fmlai_q_permuted(p->h_q, head, d), n);
     }
 }
 
