@@ -300,7 +300,7 @@ ALWAYS_INLINE void e2m1_encode8(uint8_t *codes, const float *x, __m256 scale)
     __m256i pairs = _mm256_or_si256(code, _mm256_srli_epi64(code, 28));
     int32_t first = _mm_cvtsi128_si32(_mm_shuffle_epi8(_mm256_castsi256_si128(pairs), low_bytes));
     int32_t second = _mm_cvtsi128_si32(_mm_shuffle_epi8(_mm256_extracti128_si256(pairs, 1), low_bytes));
-    int32_t bytes = first | second << 16;
+    uint32_t bytes = (uint32_t)first | (uint32_t)second << 16;
     memcpy(codes, &bytes, sizeof bytes);
 }
 
