@@ -12,19 +12,40 @@
 Arguments are torch tensors (CPU or CUDA), NumPy arrays, or host memory behind DLPack; nothing is built against torch,
 and torch is not imported here. NumPy has no bf16: uint16 arrays are bf16, ml_dtypes is understood.
 """
+
 from . import _library, _torch_bridge, cuda, fused_norm_rope_attn_rope_cast, quant
 from ._context import supports
 from ._integrations import patch_vllm
 from .compat import get_compat, set_compat
-from .flash_mla_interface import (FlashMLASchedMeta, flash_attn_varlen_func, flash_attn_varlen_kvpacked_func,
-                                  flash_attn_varlen_qkvpacked_func, flash_mla_sparse_fwd, flash_mla_with_kvcache,
-                                  get_mla_metadata, merge_states)
+from .flash_mla_interface import (
+    FlashMLASchedMeta,
+    flash_attn_varlen_func,
+    flash_attn_varlen_kvpacked_func,
+    flash_attn_varlen_qkvpacked_func,
+    flash_mla_sparse_fwd,
+    flash_mla_with_kvcache,
+    get_mla_metadata,
+    merge_states,
+)
 
 __version__ = _library.version()
 
-__all__ = ["FlashMLASchedMeta", "cuda", "flash_attn_varlen_func", "flash_attn_varlen_kvpacked_func",
-           "flash_attn_varlen_qkvpacked_func", "flash_mla_sparse_fwd", "flash_mla_with_kvcache",
-           "fused_norm_rope_attn_rope_cast", "get_compat", "get_mla_metadata", "merge_states", "patch_vllm", "quant",
-           "set_compat", "supports"]
+__all__ = [
+    "FlashMLASchedMeta",
+    "cuda",
+    "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
+    "flash_mla_sparse_fwd",
+    "flash_mla_with_kvcache",
+    "fused_norm_rope_attn_rope_cast",
+    "get_compat",
+    "get_mla_metadata",
+    "merge_states",
+    "patch_vllm",
+    "quant",
+    "set_compat",
+    "supports",
+]
 
 _torch_bridge.attach()

@@ -11,6 +11,7 @@
 The two layouts of 528- and 288-byte caches have the same shape and cannot be told apart: the keyword kv_layout decides,
 else set_compat(), never the data.
 """
+
 import struct
 import warnings
 
@@ -24,12 +25,14 @@ _BYTE_DTYPES = (c.U8, c.F8_E4M3)
 _PLAIN = {c.BF16: c.KV_BF16, c.F16: c.KV_F16}
 _QUANTISED = {(576, 656): c.KV_V32, (512, 584): c.KV_V4, (512, 528): c.KV_V41, (512, 288): c.KV_V41_FP4}
 _PAGE_TWIN = {c.KV_V41: c.KV_V41_PAGE, c.KV_V41_FP4: c.KV_V41_FP4_PAGE}
-_ACCEPTED = ("bf16 or fp16 [.., d_qk]; 1-byte caches: d_qk 576 with 656 bytes per token, d_qk 512 with 584, 528 or 288 "
-             "bytes per token")
+_ACCEPTED = (
+    "bf16 or fp16 [.., d_qk]; 1-byte caches: d_qk 576 with 656 bytes per token, d_qk 512 with 584, 528 or 288 "
+    "bytes per token"
+)
 
 
 def resolve_layout(kv_layout):
-    """"token" or "page": what the keyword says, else the compat setting."""
+    """ "token" or "page": what the keyword says, else the compat setting."""
     if kv_layout is None:
         return "page" if compat.page_layout() else "token"
     if kv_layout not in ("token", "page"):
@@ -40,7 +43,9 @@ def resolve_layout(kv_layout):
 def format_of(view, d_qk, layout, name):
     """The fmla_kv_format of a cache's view; RuntimeError naming what is accepted."""
     if len(view.shape) != 4:
-        raise RuntimeError(f"{name}: shape is {list(view.shape)}; allowed: [num_pages, page_size, h_kv, {_ACCEPTED}]")
+        raise RuntimeError(
+            f"{name}: shape is {list(view.shape)}; allowed: [num_pages, page_size, h_kv, {_ACCEPTED}]"
+        )
     if view.dtype in _PLAIN:
         return _PLAIN[view.dtype]
     if view.dtype not in _BYTE_DTYPES:
@@ -66,15 +71,32 @@ def pack(view, kv_format, name):
         raise RuntimeError(f"{name}: stride[3] is {last}; allowed: 1, its last dimension is contiguous")
     for dim in range(3 if plain else 2):
         if view.shape[dim] > 1 and view.stride[dim] == 0:
-            raise RuntimeError(f"{name}: stride[{dim}] is 0 (expanded); allowed: memory of its own for every token")
+            raise RuntimeError(
+                f"{name}: stride[{dim}] is 0 (expanded); allowed: memory of its own for every token"
+            )
     unit = 2 if plain else 1
     if kv_format in (c.KV_V41, c.KV_V41_FP4) and pages > 1 and page_stride % width != 0:
-        warnings.warn(f"{name}: its page stride {page_stride} is no multiple of {width}, so its pages seem to be "
-                      "page-level; pass kv_layout='page' if they are", stacklevel=5)
-    return _pack_cache(view.data, kv_format, heads, width if plain else 0, 0, pages, page_size,
-                       page_stride * unit if pages > 1 else 0,
-                       token_stride * unit if page_size > 1 else 0,
-                       head_stride * unit if plain and heads > 1 else 0, 0.0, 0, 0, 0)
+        warnings.warn(
+            f"{name}: its page stride {page_stride} is no multiple of {width}, so its pages seem to be "
+            "page-level; pass kv_layout='page' if they are",
+            stacklevel=5,
+        )
+    return _pack_cache(
+        view.data,
+        kv_format,
+        heads,
+        width if plain else 0,
+        0,
+        pages,
+        page_size,
+        page_stride * unit if pages > 1 else 0,
+        token_stride * unit if page_size > 1 else 0,
+        head_stride * unit if plain and heads > 1 else 0,
+        0.0,
+        0,
+        0,
+        0,
+    )
 
 
 def add(call, field, cache, d_qk, layout, name):

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: MIT
 """Contexts, one per (device, thread), and one call in them.
 
-A Call fills an args struct field by field, remembers what each C field is called in Python, and runs the function on the
-device of its tensors: on CUDA in torch's current stream, with workspace from torch's allocator, so that captured graphs
-own theirs and nothing waits.
+A Call fills an args struct field by field, remembers what each C field is called in Python, and runs the function
+on the device of its tensors: on CUDA in torch's current stream, with workspace from torch's allocator, so that
+captured graphs own theirs and nothing waits.
 """
+
 import ctypes
 import os
 import re
@@ -29,8 +30,10 @@ class Context:
         self.handle = None
         status = c.lib.fmla_context_create(ctypes.byref(config), ctypes.byref(handle))
         if status != c.OK:
-            raise RuntimeError(f"{c.name_of('device_name', device[0])}:{device[1]}: "
-                               f"{c.name_of('status_string', status)}: {c.lib.fmla_last_create_error().decode()}")
+            raise RuntimeError(
+                f"{c.name_of('device_name', device[0])}:{device[1]}: "
+                f"{c.name_of('status_string', status)}: {c.lib.fmla_last_create_error().decode()}"
+            )
         self.handle = handle
 
     def error(self):
@@ -115,8 +118,10 @@ class Call:
         if self.device is None:
             self.device, self.first = view.device, name
         elif view.device != self.device:
-            raise RuntimeError(f"{name}: is on {_device_text(view.device)}; allowed: {_device_text(self.device)}, where "
-                               f"{self.first} is")
+            raise RuntimeError(
+                f"{name}: is on {_device_text(view.device)}; allowed: {_device_text(self.device)}, where "
+                f"{self.first} is"
+            )
         self.views.append(view)
 
     def run(self, function, measure=None):
@@ -153,7 +158,7 @@ class Call:
         if python is None or python == match.group(0):
             return sentence or c.name_of("status_string", status)
         if python == match.group(1):
-            return sentence[match.start(1):]
+            return sentence[match.start(1) :]
         return f"{python}: {sentence}"
 
 
@@ -161,14 +166,18 @@ def _device_text(device):
     return "cpu" if device[0] == c.DEVICE_CPU else f"cuda:{device[1]}"
 
 
-def supports(operation, *, kv_format=None, extra_format=None, q_dtype=None, h_q=0, h_kv=0, d_qk=0, d_v=0, device="cpu"):
+def supports(
+    operation, *, kv_format=None, extra_format=None, q_dtype=None, h_q=0, h_kv=0, d_qk=0, d_v=0, device="cpu"
+):
     """Whether a combination is accepted, by the same table that checks calls.
 
     operation: "dense_decode", "sparse_decode", "sparse_prefill", "fused_prefill", "fused_decode", "mha_forward",
         "mha_backward", "quantize", "dequantize", "convert", "merge", "permute_q_b", "permute_wv", "indices_convert",
         "fp8_cast", "schedule".
-    kv_format, extra_format: "bf16", "f16", "v32", "v4", "v41", "v41-page", "v41-fp4", "v41-fp4-page"; None: not asked.
-    q_dtype: "BF16", "F16", "F32"; None: not asked. h_q, h_kv, d_qk, d_v: 0: not asked. device: "cpu", "cuda", "cuda:1".
+    kv_format, extra_format: "bf16", "f16", "v32", "v4", "v41", "v41-page", "v41-fp4", "v41-fp4-page"; None: not
+        asked.
+    q_dtype: "BF16", "F16", "F32"; None: not asked. h_q, h_kv, d_qk, d_v: 0: not asked.
+    device: "cpu", "cuda", "cuda:1".
     Returns a bool. Raises AssertionError for unknown words, RuntimeError where the device is not there.
     """
     query = c.sized(c.SupportQuery)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Shims for engines that carry a copy of flash_mla instead of importing it. docs/integration.md says how to use them."""
+"""Shims for engines that carry a copy of flash_mla instead of importing it; docs/integration.md says how to use."""
+
 import functools
 import importlib
 
@@ -28,8 +29,11 @@ def patch_vllm():
     replacements = {name: getattr(interface, name) for name in interface.__all__ if name != "merge_states"}
     replacements.update(
         flash_mla_with_kvcache=functools.wraps(interface.flash_mla_with_kvcache)(_without_descale),
-        flash_mla_sparse_prefill=interface.flash_mla_sparse_fwd, is_flashmla_supported=_supported,
-        is_flashmla_dense_supported=_supported, is_flashmla_sparse_supported=_supported)
+        flash_mla_sparse_prefill=interface.flash_mla_sparse_fwd,
+        is_flashmla_supported=_supported,
+        is_flashmla_dense_supported=_supported,
+        is_flashmla_sparse_supported=_supported,
+    )
     done = {}
     for path in _VLLM_MODULES:
         try:

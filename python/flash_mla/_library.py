@@ -4,16 +4,23 @@
 The structs mirror the headers field by field; tests/python/test_abi.py compares every size and offset with the numbers
 that the C tests pin, and with the C compiler's own.
 """
+
 import ctypes
 import os
 import pathlib
 from ctypes import POINTER, c_char, c_char_p, c_double, c_float, c_int32, c_int64, c_size_t, c_void_p
 
-# ---- constants of flashmla_types.h and flashmla.h --------------------------------------------------------------------
+# ---- constants of flashmla_types.h and flashmla.h ----------------------------------------------------------
 
 OK = 0
 ERROR_INVALID_ARGUMENT, ERROR_UNSUPPORTED, ERROR_WORKSPACE_TOO_SMALL, ERROR_BUSY = 1, 2, 3, 4
-ERROR_OUT_OF_MEMORY, ERROR_NO_BACKEND, ERROR_NO_DEVICE, ERROR_UNSUPPORTED_DEVICE, ERROR_DEVICE = 10, 11, 12, 13, 14
+ERROR_OUT_OF_MEMORY, ERROR_NO_BACKEND, ERROR_NO_DEVICE, ERROR_UNSUPPORTED_DEVICE, ERROR_DEVICE = (
+    10,
+    11,
+    12,
+    13,
+    14,
+)
 
 DTYPE_NONE, BF16, F16, F32, F64, I32, I64, U8, F8_E4M3, F8_E8M0, F4_E2M1 = range(11)
 
@@ -31,18 +38,34 @@ ROPE_INTERLEAVED, ROPE_NEOX = 0, 1
 QUANTIZER_DEFAULT, QUANTIZER_V32_2025 = 0, 1
 SCHEDULE_2025_02, SCHEDULE_2025_09, SCHEDULE_2026_01 = 1, 4, 5
 
-(OP_DENSE_DECODE, OP_SPARSE_DECODE, OP_SPARSE_PREFILL, OP_FUSED_PREFILL, OP_FUSED_DECODE, OP_MHA_FORWARD,
- OP_MHA_BACKWARD, OP_QUANTIZE, OP_DEQUANTIZE, OP_CONVERT, OP_MERGE, OP_PERMUTE_Q_B, OP_PERMUTE_WV, OP_INDICES_CONVERT,
- OP_FP8_CAST, OP_SCHEDULE, OP_COUNT) = range(17)
+(
+    OP_DENSE_DECODE,
+    OP_SPARSE_DECODE,
+    OP_SPARSE_PREFILL,
+    OP_FUSED_PREFILL,
+    OP_FUSED_DECODE,
+    OP_MHA_FORWARD,
+    OP_MHA_BACKWARD,
+    OP_QUANTIZE,
+    OP_DEQUANTIZE,
+    OP_CONVERT,
+    OP_MERGE,
+    OP_PERMUTE_Q_B,
+    OP_PERMUTE_WV,
+    OP_INDICES_CONVERT,
+    OP_FP8_CAST,
+    OP_SCHEDULE,
+    OP_COUNT,
+) = range(17)
 
 MAX_RANK = 5
 SCALE_DEFAULT = -3.0e38
 
-# ---- structs ---------------------------------------------------------------------------------------------------------
+# ---- structs -----------------------------------------------------------------------------------------------
 
 
 def _fields(text, types):
-    """"name name: type" lines to ctypes fields."""
+    """ "name name: type" lines to ctypes fields."""
     fields = []
     for line in text.strip().splitlines():
         names, kind = line.rsplit(":", 1)
@@ -50,30 +73,58 @@ def _fields(text, types):
     return fields
 
 
-_TYPES = {"size": c_size_t, "f32": c_float, "f64": c_double, "i32": c_int32, "i64": c_int64, "pointer": c_void_p}
+_TYPES = {
+    "size": c_size_t,
+    "f32": c_float,
+    "f64": c_double,
+    "i32": c_int32,
+    "i64": c_int64,
+    "pointer": c_void_p,
+}
 
 
 class Tensor(ctypes.Structure):
     """fmla_tensor: a view of the caller's memory; strides count elements; rank 0 means absent."""
-    _fields_ = [("data", c_void_p), ("dtype", c_int32), ("rank", c_int32), ("shape", c_int64 * MAX_RANK),
-                ("stride", c_int64 * MAX_RANK)]
+
+    _fields_ = [
+        ("data", c_void_p),
+        ("dtype", c_int32),
+        ("rank", c_int32),
+        ("shape", c_int64 * MAX_RANK),
+        ("stride", c_int64 * MAX_RANK),
+    ]
 
 
 class FormatInfo(ctypes.Structure):
     """fmla_format_info: one row of the library's table of KV formats."""
-    _fields_ = [("struct_size", c_size_t), ("format", c_int32), ("layout", c_int32), ("name", c_char * 24)] + _fields(
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("format", c_int32),
+        ("layout", c_int32),
+        ("name", c_char * 24),
+    ] + _fields(
         "d_qk quant_dims rope_dims element group scale bytes_per_token data_row_bytes scale_row_bytes scale_offset "
-        "rope_offset extra_only: i32", _TYPES)
+        "rope_offset extra_only: i32",
+        _TYPES,
+    )
 
 
 class KvCache(ctypes.Structure):
     """fmla_kv_cache: a paged cache; strides count bytes, 0 means contiguous."""
-    _fields_ = _fields("""
+
+    _fields_ = (
+        _fields(
+            """
         data: pointer
         format num_heads d_qk reserved0: i32
         num_pages page_size page_stride_bytes token_stride_bytes head_stride_bytes: i64
         outer_scale: f64
-        """, _TYPES) + [("custom", POINTER(FormatInfo)), ("reserved1", c_int64 * 2)]
+        """,
+            _TYPES,
+        )
+        + [("custom", POINTER(FormatInfo)), ("reserved1", c_int64 * 2)]
+    )
 
 
 _TYPES.update(tensor=Tensor, cache=KvCache, tensors=POINTER(Tensor))
@@ -81,16 +132,22 @@ _TYPES.update(tensor=Tensor, cache=KvCache, tensors=POINTER(Tensor))
 
 class ContextConfig(ctypes.Structure):
     """fmla_context_config: device, threads, instruction tier."""
-    _fields_ = _fields("""
+
+    _fields_ = _fields(
+        """
         struct_size: size
         device device_index threads isa spin_us cuda_profile_kib cuda_kernels strict: i32
         parallel_for parallel_for_pool alloc release alloc_user: pointer
-        """, _TYPES)
+        """,
+        _TYPES,
+    )
 
 
 class DecodeArgs(ctypes.Structure):
     """fmla_decode_args."""
-    _fields_ = _fields("""
+
+    _fields_ = _fields(
+        """
         struct_size: size
         softmax_scale: f32
         causal: i32
@@ -102,12 +159,16 @@ class DecodeArgs(ctypes.Structure):
         abs_out abs_logit: tensor
         workspace: pointer
         workspace_size: size
-        """, _TYPES)
+        """,
+        _TYPES,
+    )
 
 
 class PrefillArgs(ctypes.Structure):
     """fmla_prefill_args."""
-    _fields_ = _fields("""
+
+    _fields_ = _fields(
+        """
         struct_size: size
         softmax_scale: f32
         empty_lse: i32
@@ -116,19 +177,28 @@ class PrefillArgs(ctypes.Structure):
         abs_out abs_logit: tensor
         workspace: pointer
         workspace_size: size
-        """, _TYPES)
+        """,
+        _TYPES,
+    )
 
 
 class FusedParams(ctypes.Structure):
     """fmla_fused_params: what fused prefill and fused decode share."""
-    _fields_ = _fields("""
+
+    _fields_ = (
+        _fields(
+            """
         q_norm: i32
         rms_norm_eps: f32
         q_layout rope_style rope_dim n_wv_group: i32
         token_positions cos_sin_cache attn_sink out_fp8 out_scale lse max_logits: tensor
         empty_lse reserved0: i32
         out_exact abs_out abs_logit: tensor
-        """, _TYPES) + [("reserved1", c_int64 * 4)]
+        """,
+            _TYPES,
+        )
+        + [("reserved1", c_int64 * 4)]
+    )
 
 
 _TYPES["fused"] = FusedParams
@@ -136,7 +206,9 @@ _TYPES["fused"] = FusedParams
 
 class FusedPrefillArgs(ctypes.Structure):
     """fmla_fused_prefill_args."""
-    _fields_ = _fields("""
+
+    _fields_ = _fields(
+        """
         struct_size: size
         softmax_scale: f32
         reserved0: i32
@@ -144,12 +216,16 @@ class FusedPrefillArgs(ctypes.Structure):
         fused: fused
         workspace: pointer
         workspace_size: size
-        """, _TYPES)
+        """,
+        _TYPES,
+    )
 
 
 class FusedDecodeArgs(ctypes.Structure):
     """fmla_fused_decode_args."""
-    _fields_ = _fields("""
+
+    _fields_ = _fields(
+        """
         struct_size: size
         softmax_scale: f32
         reserved0: i32
@@ -159,12 +235,16 @@ class FusedDecodeArgs(ctypes.Structure):
         fused: fused
         workspace: pointer
         workspace_size: size
-        """, _TYPES)
+        """,
+        _TYPES,
+    )
 
 
 class MhaForwardArgs(ctypes.Structure):
     """fmla_mha_forward_args."""
-    _fields_ = _fields("""
+
+    _fields_ = _fields(
+        """
         struct_size: size
         softmax_scale: f32
         causal: i32
@@ -175,12 +255,16 @@ class MhaForwardArgs(ctypes.Structure):
         abs_out abs_logit: tensor
         workspace: pointer
         workspace_size: size
-        """, _TYPES)
+        """,
+        _TYPES,
+    )
 
 
 class MhaBackwardArgs(ctypes.Structure):
     """fmla_mha_backward_args."""
-    _fields_ = _fields("""
+
+    _fields_ = _fields(
+        """
         struct_size: size
         softmax_scale: f32
         causal: i32
@@ -189,123 +273,187 @@ class MhaBackwardArgs(ctypes.Structure):
         dq dk dv: tensor
         workspace: pointer
         workspace_size: size
-        """, _TYPES)
+        """,
+        _TYPES,
+    )
 
 
 class QuantizeArgs(ctypes.Structure):
     """fmla_quantize_args."""
-    _fields_ = _fields("""
+
+    _fields_ = _fields(
+        """
         struct_size: size
         src slots: tensor
         dst: cache
         quantizer reserved0: i32
-        """, _TYPES)
+        """,
+        _TYPES,
+    )
 
 
 class DequantizeArgs(ctypes.Structure):
     """fmla_dequantize_args."""
-    _fields_ = _fields("""
+
+    _fields_ = _fields(
+        """
         struct_size: size
         src: cache
         slots dst: tensor
-        """, _TYPES)
+        """,
+        _TYPES,
+    )
 
 
 class ConvertArgs(ctypes.Structure):
     """fmla_convert_args."""
-    _fields_ = _fields("""
+
+    _fields_ = _fields(
+        """
         struct_size: size
         src dst: cache
         src_slots dst_slots: tensor
-        """, _TYPES)
+        """,
+        _TYPES,
+    )
 
 
 class IndicesConvertArgs(ctypes.Structure):
     """fmla_indices_convert_args."""
-    _fields_ = _fields("""
+
+    _fields_ = _fields(
+        """
         struct_size: size
         page_size: i64
         positions block_table indices: tensor
-        """, _TYPES)
+        """,
+        _TYPES,
+    )
 
 
 class Fp8CastArgs(ctypes.Structure):
     """fmla_fp8_cast_args."""
-    _fields_ = _fields("""
+
+    _fields_ = _fields(
+        """
         struct_size: size
         src codes scale: tensor
         group reserved0: i32
-        """, _TYPES)
+        """,
+        _TYPES,
+    )
 
 
 class MergeArgs(ctypes.Structure):
     """fmla_merge_args."""
-    _fields_ = _fields("""
+
+    _fields_ = _fields(
+        """
         struct_size: size
         outs lses: tensors
         count empty_lse: i32
         attn_sink out lse: tensor
-        """, _TYPES)
+        """,
+        _TYPES,
+    )
 
 
 class PermuteQBArgs(ctypes.Structure):
     """fmla_permute_q_b_args."""
-    _fields_ = _fields("""
+
+    _fields_ = _fields(
+        """
         struct_size: size
         h_q d_q: i32
         weight scale out_weight out_scale: tensor
-        """, _TYPES)
+        """,
+        _TYPES,
+    )
 
 
 class PermuteWvArgs(ctypes.Structure):
     """fmla_permute_wv_args."""
-    _fields_ = _fields("""
+
+    _fields_ = _fields(
+        """
         struct_size: size
         wv_group_size d_o: i32
         weight scale out_weight out_scale: tensor
-        """, _TYPES)
+        """,
+        _TYPES,
+    )
 
 
 class ScheduleArgs(ctypes.Structure):
     """fmla_schedule_args."""
-    _fields_ = _fields("""
+
+    _fields_ = _fields(
+        """
         struct_size: size
         cache_seqlens topk_length extra_topk_length: tensor
         batch topk extra_topk: i64
         form overhead_blocks: i32
         metadata num_splits: tensor
-        """, _TYPES)
+        """,
+        _TYPES,
+    )
 
 
 class SupportQuery(ctypes.Structure):
     """fmla_support_query."""
-    _fields_ = _fields("""
+
+    _fields_ = _fields(
+        """
         struct_size: size
         operation kv_format extra_format q_dtype h_q h_kv d_qk d_v: i32
-        """, _TYPES)
+        """,
+        _TYPES,
+    )
 
 
 class DeviceInfo(ctypes.Structure):
     """fmla_device_info."""
-    _fields_ = [("struct_size", c_size_t), ("device", c_int32), ("index", c_int32), ("name", c_char * 128),
-                ("kernels", c_char * 128), ("compute_units", c_int32), ("capability", c_int32),
-                ("memory_bytes", c_int64), ("shared_memory_bytes", c_int64)]
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("device", c_int32),
+        ("index", c_int32),
+        ("name", c_char * 128),
+        ("kernels", c_char * 128),
+        ("compute_units", c_int32),
+        ("capability", c_int32),
+        ("memory_bytes", c_int64),
+        ("shared_memory_bytes", c_int64),
+    ]
 
 
 # C names, for the test that compares these structs with the header.
 STRUCTS = {
-    "fmla_tensor": Tensor, "fmla_format_info": FormatInfo, "fmla_kv_cache": KvCache,
-    "fmla_context_config": ContextConfig, "fmla_decode_args": DecodeArgs, "fmla_prefill_args": PrefillArgs,
-    "fmla_fused_params": FusedParams, "fmla_fused_prefill_args": FusedPrefillArgs,
-    "fmla_fused_decode_args": FusedDecodeArgs, "fmla_mha_forward_args": MhaForwardArgs,
-    "fmla_mha_backward_args": MhaBackwardArgs, "fmla_quantize_args": QuantizeArgs,
-    "fmla_dequantize_args": DequantizeArgs, "fmla_convert_args": ConvertArgs,
-    "fmla_indices_convert_args": IndicesConvertArgs, "fmla_fp8_cast_args": Fp8CastArgs, "fmla_merge_args": MergeArgs,
-    "fmla_permute_q_b_args": PermuteQBArgs, "fmla_permute_wv_args": PermuteWvArgs,
-    "fmla_schedule_args": ScheduleArgs, "fmla_support_query": SupportQuery, "fmla_device_info": DeviceInfo,
+    "fmla_tensor": Tensor,
+    "fmla_format_info": FormatInfo,
+    "fmla_kv_cache": KvCache,
+    "fmla_context_config": ContextConfig,
+    "fmla_decode_args": DecodeArgs,
+    "fmla_prefill_args": PrefillArgs,
+    "fmla_fused_params": FusedParams,
+    "fmla_fused_prefill_args": FusedPrefillArgs,
+    "fmla_fused_decode_args": FusedDecodeArgs,
+    "fmla_mha_forward_args": MhaForwardArgs,
+    "fmla_mha_backward_args": MhaBackwardArgs,
+    "fmla_quantize_args": QuantizeArgs,
+    "fmla_dequantize_args": DequantizeArgs,
+    "fmla_convert_args": ConvertArgs,
+    "fmla_indices_convert_args": IndicesConvertArgs,
+    "fmla_fp8_cast_args": Fp8CastArgs,
+    "fmla_merge_args": MergeArgs,
+    "fmla_permute_q_b_args": PermuteQBArgs,
+    "fmla_permute_wv_args": PermuteWvArgs,
+    "fmla_schedule_args": ScheduleArgs,
+    "fmla_support_query": SupportQuery,
+    "fmla_device_info": DeviceInfo,
 }
 
-# ---- the library -----------------------------------------------------------------------------------------------------
+# ---- the library -------------------------------------------------------------------------------------------
 
 
 def _candidates():
@@ -323,17 +471,23 @@ def _load():
             return ctypes.CDLL(name), name
         except OSError as error:
             reasons.append(f"{name}: {error}")
-    raise ImportError("flash_mla: libflashmla cannot be loaded; set FLASHMLA_LIBRARY to its path. Tried: "
-                      + "; ".join(reasons))
+    raise ImportError(
+        "flash_mla: libflashmla cannot be loaded; set FLASHMLA_LIBRARY to its path. Tried: "
+        + "; ".join(reasons)
+    )
 
 
 def _declare(library):
     """Argument and result types. Args structs are passed as plain pointers (byref)."""
-    contextual = ("decode prefill fused_prefill fused_decode mha_forward mha_backward quantize dequantize convert "
-                  "indices_convert fp8_cast merge permute_q_b permute_wv schedule").split()
+    contextual = (
+        "decode prefill fused_prefill fused_decode mha_forward mha_backward quantize dequantize convert "
+        "indices_convert fp8_cast merge permute_q_b permute_wv schedule"
+    ).split()
     sized = "decode prefill fused_prefill fused_decode mha_forward mha_backward".split()
     signatures = {f"fmla_{name}": (c_int32, [c_void_p, c_void_p, c_void_p]) for name in contextual}
-    signatures.update({f"fmla_{name}_workspace_size": (c_int32, [c_void_p, c_void_p, c_void_p]) for name in sized})
+    signatures.update(
+        {f"fmla_{name}_workspace_size": (c_int32, [c_void_p, c_void_p, c_void_p]) for name in sized}
+    )
     signatures.update(
         fmla_context_create=(c_int32, [c_void_p, c_void_p]),
         fmla_context_destroy=(None, [c_void_p]),
@@ -347,9 +501,14 @@ def _declare(library):
         fmla_format_by_name=(c_int32, [c_char_p]),
         fmla_isa_available=(c_int32, [c_int32]),
         fmla_device_get=(c_int32, [c_int32, c_int32, c_void_p]),
-        fmla_version=(c_int32, []))
-    signatures.update({f"fmla_{name}": (c_char_p, [c_int32]) for name in
-                       ("status_string", "dtype_name", "isa_name", "device_name", "operation_name")})
+        fmla_version=(c_int32, []),
+    )
+    signatures.update(
+        {
+            f"fmla_{name}": (c_char_p, [c_int32])
+            for name in ("status_string", "dtype_name", "isa_name", "device_name", "operation_name")
+        }
+    )
     for name, (result, arguments) in signatures.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments

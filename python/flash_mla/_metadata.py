@@ -5,6 +5,7 @@ The tables are made for callers that look at them, keep them, or copy them into 
 depends on heads and queries alone, never on the batch. Number of parts and overhead follow the published kernels, with
 processors in place of multiprocessors on the CPU.
 """
+
 import dataclasses
 from typing import Any, Optional
 
@@ -19,6 +20,7 @@ _OVERHEAD = 5
 @dataclasses.dataclass
 class Config:
     """What the first call with a FlashMLASchedMeta looked like."""
+
     b: int
     s_q: int
     h_q: int
@@ -40,6 +42,7 @@ class FlashMLASchedMeta:
     same object must have the same, else AssertionError names the field. tile_scheduler_metadata [parts, 8] and
     num_splits [b + 1]: int32 tables of the first call, or None where the published kernels would not split.
     """
+
     have_initialized: bool = False
     config: Optional[Config] = None
     tile_scheduler_metadata: Any = None
@@ -55,8 +58,10 @@ def remember(meta, config, make_tables):
     for field in dataclasses.fields(Config):
         now, then = getattr(config, field.name), getattr(meta.config, field.name)
         if now != then:
-            raise AssertionError(f"tile_scheduler_metadata: {field.name} is {now}, the object was first used with {then}; "
-                                 "allowed: the same, or a new object from get_mla_metadata()")
+            raise AssertionError(
+                f"tile_scheduler_metadata: {field.name} is {now}, the object was first used with {then}; "
+                "allowed: the same, or a new object from get_mla_metadata()"
+            )
 
 
 def _ceil(x, y):
@@ -81,9 +86,17 @@ def first_call_tables(q, config, sparse, cache_seqlens, topk_length, extra_topk_
         parts, overhead = (units // queries // 2, 3) if wide else (units // queries, _OVERHEAD)
     else:
         parts = units // queries // max(config.h_q // 64, 1)
-    return operations.schedule(q, c.SCHEDULE_2026_01, overhead, max(parts, 1), batch=config.b, topk=config.topk,
-                               extra_topk=config.extra_topk or 0, topk_length=_per_request(topk_length),
-                               extra_topk_length=_per_request(extra_topk_length) if config.extra_topk else None)
+    return operations.schedule(
+        q,
+        c.SCHEDULE_2026_01,
+        overhead,
+        max(parts, 1),
+        batch=config.b,
+        topk=config.topk,
+        extra_topk=config.extra_topk or 0,
+        topk_length=_per_request(topk_length),
+        extra_topk_length=_per_request(extra_topk_length) if config.extra_topk else None,
+    )
 
 
 def _per_request(lengths):
@@ -91,8 +104,17 @@ def _per_request(lengths):
     return lengths if lengths is not None and len(lengths.shape) == 1 else None
 
 
-def get_mla_metadata(cache_seqlens=None, num_q_tokens_per_head_k=None, num_heads_k=None, num_heads_q=None,
-                     is_fp8_kvcache=None, topk=None, *ignored, num_heads_per_head_k=None, **ignored_too):
+def get_mla_metadata(
+    cache_seqlens=None,
+    num_q_tokens_per_head_k=None,
+    num_heads_k=None,
+    num_heads_q=None,
+    is_fp8_kvcache=None,
+    topk=None,
+    *ignored,
+    num_heads_per_head_k=None,
+    **ignored_too,
+):
     """Scheduler metadata for flash_mla_with_kvcache, in any published form. It never changes results.
 
     get_mla_metadata() -> (FlashMLASchedMeta(), None)
@@ -129,5 +151,11 @@ def get_mla_metadata(cache_seqlens=None, num_q_tokens_per_head_k=None, num_heads
         parts = units // heads_k // (max(_ceil(group, 64), 1) * queries)
     else:
         parts = units // 2 // heads_k // (max(_ceil(group, 128), 1) * queries)
-    return operations.schedule(cache_seqlens, form, _OVERHEAD, max(parts, 1),
-                               batch=array(cache_seqlens, "cache_seqlens").shape[0], topk=topk)
+    return operations.schedule(
+        cache_seqlens,
+        form,
+        _OVERHEAD,
+        max(parts, 1),
+        batch=array(cache_seqlens, "cache_seqlens").shape[0],
+        topk=topk,
+    )

@@ -4,6 +4,7 @@
 Arguments are arrays or None, as the public functions have sorted them; results are made beside the query. The torch
 operators of _torch.py and the public functions both end here.
 """
+
 import ctypes
 
 from . import _caches as caches
@@ -18,8 +19,33 @@ def _scale(scale):
     return c.SCALE_DEFAULT if scale is None else float(scale)
 
 
-def decode(q, k_cache, block_table, cache_seqlens, head_dim_v, softmax_scale, causal, indices, attn_sink, extra_k_cache,
-           extra_indices, topk_length, extra_topk_length, cu_seqlens_q, batch_invariant, layout, out=None, lse=None):
+def _check_width(out, d_v, name):
+    """A given result fixes the library's d_v; it must be the call's."""
+    shape = array(out, name).shape
+    if len(shape) == 0 or shape[-1] != d_v:
+        raise RuntimeError(f"{name}: shape is {list(shape)}; allowed: [.., {d_v}]")
+
+
+def decode(
+    q,
+    k_cache,
+    block_table,
+    cache_seqlens,
+    head_dim_v,
+    softmax_scale,
+    causal,
+    indices,
+    attn_sink,
+    extra_k_cache,
+    extra_indices,
+    topk_length,
+    extra_topk_length,
+    cu_seqlens_q,
+    batch_invariant,
+    layout,
+    out=None,
+    lse=None,
+):
     """fmla_decode; returns (out [b, s_q, h_q, d_v], lse [b, h_q, s_q]), ragged (out [n, h_q, d_v], lse [h_q, n])."""
     call = Call(c.DecodeArgs)
     args = call.args
@@ -39,8 +65,12 @@ def decode(q, k_cache, block_table, cache_seqlens, head_dim_v, softmax_scale, ca
     shape = tuple(view.shape)
     if out is None:
         out = empty(q, shape[:-1] + (head_dim_v,), view.dtype)
+    else:
+        _check_width(out, head_dim_v, "out")
     if lse is None and len(shape) >= 3:
-        lse = empty(q, (shape[1], shape[0]) if cu_seqlens_q is not None else (shape[0], shape[2], *shape[1:2]), c.F32)
+        lse = empty(
+            q, (shape[1], shape[0]) if cu_seqlens_q is not None else (shape[0], shape[2], *shape[1:2]), c.F32
+        )
     call.tensor("out", out)
     call.tensor("lse", lse)
     args.softmax_scale = _scale(softmax_scale)
@@ -61,7 +91,10 @@ def prefill(q, kv, indices, sm_scale, d_v, attn_sink, topk_length, base2, out=No
     call.tensor("topk_length", topk_length)
     call.tensor("attn_sink", attn_sink)
     rows = tuple(view.shape[:2])
-    out = empty(q, rows + (d_v,), view.dtype) if out is None else out
+    if out is None:
+        out = empty(q, rows + (d_v,), view.dtype)
+    else:
+        _check_width(out, d_v, "out")
     lse = empty(q, rows, c.F32) if lse is None else lse
     max_logits = empty(q, rows, c.F32)
     call.tensor("out", out)
@@ -74,8 +107,19 @@ def prefill(q, kv, indices, sm_scale, d_v, attn_sink, topk_length, base2, out=No
     return out, max_logits, lse
 
 
-def mha_forward(q, k, v, cu_seqlens_q, cu_seqlens_kv, max_seqlen_q, max_seqlen_kv, softmax_scale, causal, out=None,
-                lse=None):
+def mha_forward(
+    q,
+    k,
+    v,
+    cu_seqlens_q,
+    cu_seqlens_kv,
+    max_seqlen_q,
+    max_seqlen_kv,
+    softmax_scale,
+    causal,
+    out=None,
+    lse=None,
+):
     """fmla_mha_forward; returns (out [total_q, h_q, d_v], lse [total_q, h_q] with stride[0] 1)."""
     call = Call(c.MhaForwardArgs)
     args = call.args
@@ -98,8 +142,23 @@ def mha_forward(q, k, v, cu_seqlens_q, cu_seqlens_kv, max_seqlen_q, max_seqlen_k
     return out, lse
 
 
-def mha_backward(dout, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_kv, max_seqlen_q, max_seqlen_kv, softmax_scale,
-                 causal, dq=None, dk=None, dv=None):
+def mha_backward(
+    dout,
+    q,
+    k,
+    v,
+    out,
+    lse,
+    cu_seqlens_q,
+    cu_seqlens_kv,
+    max_seqlen_q,
+    max_seqlen_kv,
+    softmax_scale,
+    causal,
+    dq=None,
+    dk=None,
+    dv=None,
+):
     """fmla_mha_backward; returns (dq, dk, dv) with the shapes of q, k, v."""
     call = Call(c.MhaBackwardArgs)
     args = call.args
@@ -121,7 +180,7 @@ def mha_backward(dout, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_kv, max_seqle
     return tuple(gradients)
 
 
-# ---- fused norm-RoPE-attention-RoPE-cast -----------------------------------------------------------------------------
+# ---- fused norm-RoPE-attention-RoPE-cast -------------------------------------------------------------------
 
 
 def _fused(call, view, q, norm, eps, token_positions, cos_sin_cache, n_wv_group, attn_sink, with_max_logits):
@@ -160,8 +219,9 @@ def _check_groups(view, n_wv_group):
         raise RuntimeError(f"n_wv_group: {n_wv_group}; allowed: a divisor of h_q, {view.shape[1]}")
 
 
-def fused_prefill(norm, eps, token_positions, cos_sin_cache, n_wv_group, q, kv, indices, sm_scale, attn_sink,
-                  topk_length):
+def fused_prefill(
+    norm, eps, token_positions, cos_sin_cache, n_wv_group, q, kv, indices, sm_scale, attn_sink, topk_length
+):
     """fmla_fused_prefill; returns (out_fp8, out_sf, max_logits, lse)."""
     call = Call(c.FusedPrefillArgs)
     view = call.tensor("q", q)
@@ -175,8 +235,23 @@ def fused_prefill(norm, eps, token_positions, cos_sin_cache, n_wv_group, q, kv, 
     return results
 
 
-def fused_decode(norm, eps, token_positions, cos_sin_cache, n_wv_group, q, k_cache, indices, sm_scale, attn_sink,
-                 topk_length, extra_k_cache, extra_indices, extra_topk_length, layout):
+def fused_decode(
+    norm,
+    eps,
+    token_positions,
+    cos_sin_cache,
+    n_wv_group,
+    q,
+    k_cache,
+    indices,
+    sm_scale,
+    attn_sink,
+    topk_length,
+    extra_k_cache,
+    extra_indices,
+    extra_topk_length,
+    layout,
+):
     """fmla_fused_decode; returns (out_fp8, out_sf, lse)."""
     call = Call(c.FusedDecodeArgs)
     view = call.tensor("q", q)
@@ -194,7 +269,7 @@ def fused_decode(norm, eps, token_positions, cos_sin_cache, n_wv_group, q, k_cac
     return results[0], results[1], results[3]
 
 
-# ---- weights and caches ----------------------------------------------------------------------------------------------
+# ---- weights and caches ------------------------------------------------------------------------------------
 
 
 def _scale_words(like, groups, rows, words):
@@ -211,8 +286,10 @@ def permute_q_b(weight, scale, h_q, d_q):
     w = call.tensor("weight", weight, "w")
     s = call.tensor("scale", scale, "sf")
     if len(w.shape) != 2 or len(s.shape) != 2:
-        raise RuntimeError(f"(w, sf): shapes are {list(w.shape)}, {list(s.shape)}; allowed: [h_q * d_q, R], "
-                           "[h_q * d_q, R / group / 4]")
+        raise RuntimeError(
+            f"(w, sf): shapes are {list(w.shape)}, {list(s.shape)}; allowed: [h_q * d_q, R], "
+            "[h_q * d_q, R / group / 4]"
+        )
     out_weight = empty_cast(weight, tuple(w.shape), weight.dtype)
     out_scale = _scale_words(weight, None, *s.shape)
     call.tensor("out_weight", out_weight)
@@ -228,8 +305,10 @@ def permute_wv(weight, scale, wv_group_size, d_o):
     w = call.tensor("weight", weight, "w")
     s = call.tensor("scale", scale, "sf")
     if len(w.shape) != 3 or len(s.shape) != 3:
-        raise RuntimeError(f"(w, sf): shapes are {list(w.shape)}, {list(s.shape)}; allowed: [n_group, D_out, G * d_o], "
-                           "[n_group, D_out, G * d_o / 128]")
+        raise RuntimeError(
+            f"(w, sf): shapes are {list(w.shape)}, {list(s.shape)}; allowed: [n_group, D_out, G * d_o], "
+            "[n_group, D_out, G * d_o / 128]"
+        )
     out_weight = empty_cast(weight, tuple(w.shape), weight.dtype)
     out_scale = _scale_words(weight, *s.shape)
     call.tensor("out_weight", out_weight)
@@ -306,11 +385,21 @@ def merge(outs, lses, attn_sink, positive_empty, out, lse):
     return out, lse
 
 
-# ---- schedule --------------------------------------------------------------------------------------------------------
+# ---- schedule ----------------------------------------------------------------------------------------------
 
 
-def schedule(like, form, overhead_blocks, parts, cache_seqlens=None, batch=0, topk=-1, extra_topk=0, topk_length=None,
-             extra_topk_length=None):
+def schedule(
+    like,
+    form,
+    overhead_blocks,
+    parts,
+    cache_seqlens=None,
+    batch=0,
+    topk=-1,
+    extra_topk=0,
+    topk_length=None,
+    extra_topk_length=None,
+):
     """fmla_schedule; returns (tile_scheduler_metadata [parts, 8], num_splits [b + 1]), int32, beside `like`."""
     call = Call(c.ScheduleArgs)
     view = call.tensor("cache_seqlens", cache_seqlens)

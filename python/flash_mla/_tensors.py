@@ -7,6 +7,7 @@ torch when the call's first tensor is a torch tensor, by NumPy otherwise.
 NumPy has no bf16 and no fp8: uint16 arrays are bf16, uint8 and int8 arrays are bytes of a cache or fp8 codes; the types
 of ml_dtypes are understood by their names.
 """
+
 import ctypes
 import struct
 import sys
@@ -21,14 +22,38 @@ _pack_tensor = struct.Struct("=Qii10q").pack_into
 _PAD = [(0,) * (c.MAX_RANK - rank) for rank in range(c.MAX_RANK + 1)]
 
 _NUMPY_DTYPES = {
-    "uint16": c.BF16, "bfloat16": c.BF16, "float16": c.F16, "float32": c.F32, "float64": c.F64, "int32": c.I32,
-    "int64": c.I64, "uint8": c.U8, "int8": c.U8, "float8_e4m3fn": c.F8_E4M3, "float8_e8m0fnu": c.F8_E8M0,
+    "uint16": c.BF16,
+    "bfloat16": c.BF16,
+    "float16": c.F16,
+    "float32": c.F32,
+    "float64": c.F64,
+    "int32": c.I32,
+    "int64": c.I64,
+    "uint8": c.U8,
+    "int8": c.U8,
+    "float8_e4m3fn": c.F8_E4M3,
+    "float8_e8m0fnu": c.F8_E8M0,
 }
-_NUMPY_NAMES = {c.F16: "float16", c.F32: "float32", c.F64: "float64", c.I32: "int32", c.I64: "int64", c.U8: "uint8",
-                c.F8_E4M3: "uint8"}
+_NUMPY_NAMES = {
+    c.F16: "float16",
+    c.F32: "float32",
+    c.F64: "float64",
+    c.I32: "int32",
+    c.I64: "int64",
+    c.U8: "uint8",
+    c.F8_E4M3: "uint8",
+}
 _TORCH_NAMES = {
-    "bfloat16": c.BF16, "float16": c.F16, "float32": c.F32, "float64": c.F64, "int32": c.I32, "int64": c.I64,
-    "uint8": c.U8, "int8": c.U8, "float8_e4m3fn": c.F8_E4M3, "float8_e8m0fnu": c.F8_E8M0,
+    "bfloat16": c.BF16,
+    "float16": c.F16,
+    "float32": c.F32,
+    "float64": c.F64,
+    "int32": c.I32,
+    "int64": c.I64,
+    "uint8": c.U8,
+    "int8": c.U8,
+    "float8_e4m3fn": c.F8_E4M3,
+    "float8_e8m0fnu": c.F8_E8M0,
 }
 _torch_dtypes = {}
 
@@ -38,6 +63,7 @@ _BYTES = {c.BF16: 2, c.F16: 2, c.F32: 4, c.F64: 8, c.I32: 4, c.I64: 8, c.U8: 1, 
 class Array:
     """A view: address, element type (fmla_dtype), shape, strides in elements, device (kind, index); owner keeps the
     memory alive."""
+
     __slots__ = ("owner", "data", "dtype", "shape", "stride", "device")
 
     def __init__(self, owner, data, dtype, shape, stride, device):
@@ -47,7 +73,9 @@ class Array:
     def pack_into(self, buffer, offset):
         """Writes the view as an fmla_tensor."""
         pad = _PAD[len(self.shape)]
-        _pack_tensor(buffer, offset, self.data, self.dtype, len(self.shape), *self.shape, *pad, *self.stride, *pad)
+        _pack_tensor(
+            buffer, offset, self.data, self.dtype, len(self.shape), *self.shape, *pad, *self.stride, *pad
+        )
 
 
 def torch_module(x):
@@ -74,14 +102,16 @@ def array(x, name):
     elif hasattr(x, "__dlpack__"):
         view = _from_dlpack(x, name)
     else:
-        raise AssertionError(f"{name}: is a {type(x).__name__}; allowed: a torch tensor, a NumPy array, or an object "
-                             "with DLPack")
+        raise AssertionError(
+            f"{name}: is a {type(x).__name__}; allowed: a torch tensor, a NumPy array, or an object "
+            "with DLPack"
+        )
     if len(view.shape) > c.MAX_RANK:
         raise RuntimeError(f"{name}: has {len(view.shape)} dimensions; allowed: at most {c.MAX_RANK}")
     return view
 
 
-# ---- torch -----------------------------------------------------------------------------------------------------------
+# ---- torch -------------------------------------------------------------------------------------------------
 
 
 def torch_dtypes(torch):
@@ -102,43 +132,71 @@ def _from_torch(torch, x, name):
     elif x.device.type == "cpu" and x.layout == torch.strided:
         device = CPU
     else:
-        raise RuntimeError(f"{name}: is on {x.device} with layout {x.layout}; allowed: strided tensors on cpu or cuda")
+        raise RuntimeError(
+            f"{name}: is on {x.device} with layout {x.layout}; allowed: strided tensors on cpu or cuda"
+        )
     if x.requires_grad and torch.is_grad_enabled():
-        raise RuntimeError(f"{name}: requires grad, and this function has no gradient; allowed: {name}.detach(), or "
-                           "the call under torch.no_grad()")
+        raise RuntimeError(
+            f"{name}: requires grad, and this function has no gradient; allowed: {name}.detach(), or "
+            "the call under torch.no_grad()"
+        )
     return Array(x, x.data_ptr(), dtype, x.shape, x.stride(), device)
 
 
-# ---- NumPy -----------------------------------------------------------------------------------------------------------
+# ---- NumPy -------------------------------------------------------------------------------------------------
 
 
 def _from_numpy(x, name):
     dtype = _NUMPY_DTYPES.get(x.dtype.name) if x.dtype.isnative else None
     if dtype is None:
-        raise RuntimeError(f"{name}: dtype is {x.dtype.str if not x.dtype.isnative else x.dtype}; allowed: "
-                           f"{', '.join(_NUMPY_DTYPES)} in the machine's byte order (uint16 is read as bf16)")
+        raise RuntimeError(
+            f"{name}: dtype is {x.dtype.str if not x.dtype.isnative else x.dtype}; allowed: "
+            f"{', '.join(_NUMPY_DTYPES)} in the machine's byte order (uint16 is read as bf16)"
+        )
     size = x.itemsize
     strides = tuple(stride // size for stride in x.strides)
     if any(stride % size for stride in x.strides):
-        raise RuntimeError(f"{name}: strides are {x.strides} bytes; allowed: multiples of its {size}-byte elements")
+        raise RuntimeError(
+            f"{name}: strides are {x.strides} bytes; allowed: multiples of its {size}-byte elements"
+        )
     return Array(x, x.__array_interface__["data"][0], dtype, x.shape, strides, CPU)
 
 
-# ---- DLPack ----------------------------------------------------------------------------------------------------------
+# ---- DLPack ------------------------------------------------------------------------------------------------
 
 
 class _DLTensor(ctypes.Structure):
     """DLTensor of dlpack.h."""
-    _fields_ = [("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
-                ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8),
-                ("lanes", ctypes.c_uint16), ("shape", ctypes.POINTER(ctypes.c_int64)),
-                ("strides", ctypes.POINTER(ctypes.c_int64)), ("byte_offset", ctypes.c_uint64)]
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
 
 
 _DL_CPU = 1
 # (DLDataTypeCode, bits): int 0, uint 1, float 2, bfloat 4, float8_e4m3fn 10, float8_e8m0fnu 14.
-_DL_DTYPES = {(4, 16): c.BF16, (1, 16): c.BF16, (2, 16): c.F16, (2, 32): c.F32, (2, 64): c.F64, (0, 32): c.I32,
-              (0, 64): c.I64, (1, 8): c.U8, (0, 8): c.U8, (10, 8): c.F8_E4M3, (14, 8): c.F8_E8M0}
+_DL_DTYPES = {
+    (4, 16): c.BF16,
+    (1, 16): c.BF16,
+    (2, 16): c.F16,
+    (2, 32): c.F32,
+    (2, 64): c.F64,
+    (0, 32): c.I32,
+    (0, 64): c.I64,
+    (1, 8): c.U8,
+    (0, 8): c.U8,
+    (10, 8): c.F8_E4M3,
+    (14, 8): c.F8_E8M0,
+}
 
 _capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _capsule_pointer.restype, _capsule_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
@@ -149,12 +207,15 @@ def _from_dlpack(x, name):
     capsule = x.__dlpack__()
     t = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
     if t.device_type != _DL_CPU:
-        raise RuntimeError(f"{name}: is on DLPack device type {t.device_type}; allowed: host memory (1), or torch "
-                           "tensors")
+        raise RuntimeError(
+            f"{name}: is on DLPack device type {t.device_type}; allowed: host memory (1), or torch " "tensors"
+        )
     dtype = _DL_DTYPES.get((t.code, t.bits)) if t.lanes == 1 else None
     if dtype is None:
-        raise RuntimeError(f"{name}: DLPack dtype (code {t.code}, {t.bits} bits, {t.lanes} lanes); allowed: bf16, "
-                           "fp16, fp32, fp64, int32, int64, bytes, e4m3fn")
+        raise RuntimeError(
+            f"{name}: DLPack dtype (code {t.code}, {t.bits} bits, {t.lanes} lanes); allowed: bf16, "
+            "fp16, fp32, fp64, int32, int64, bytes, e4m3fn"
+        )
     shape = tuple(t.shape[i] for i in range(t.ndim))
     if t.strides:
         strides = tuple(t.strides[i] for i in range(t.ndim))
@@ -163,7 +224,7 @@ def _from_dlpack(x, name):
     return Array((x, capsule), (t.data or 0) + t.byte_offset, dtype, shape, strides, CPU)
 
 
-# ---- making arrays ---------------------------------------------------------------------------------------------------
+# ---- making arrays -----------------------------------------------------------------------------------------
 
 
 def contiguous_strides(shape):
@@ -249,7 +310,9 @@ def concrete(x):
         return np.empty(view.shape, _dtype_like(None, view.dtype))
     flat = np.ctypeslib.as_array((ctypes.c_uint8 * (extent * raw.itemsize)).from_address(view.data)).view(raw)
     strides = tuple(s * raw.itemsize for s in view.stride)
-    return np.lib.stride_tricks.as_strided(flat, view.shape, strides).copy().view(_dtype_like(None, view.dtype))
+    return (
+        np.lib.stride_tricks.as_strided(flat, view.shape, strides).copy().view(_dtype_like(None, view.dtype))
+    )
 
 
 def uniform_offsets(like, batch, total):

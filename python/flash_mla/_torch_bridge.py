@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Between the public functions and torch, without importing torch: whether a call is being traced, and the operators and
-autograd function of _torch.py, which is imported when the first torch tensor arrives."""
+"""Between the public functions and torch, without importing torch: whether a call is being traced, and the
+operators and autograd function of _torch.py, which is imported when the first torch tensor arrives."""
+
 import sys
 
 
@@ -19,6 +20,7 @@ def attach():
     global is_compiling, _operators, _plain_types
     if _operators is None and "torch" in sys.modules and hasattr(sys.modules["torch"], "Tensor"):
         from . import _torch
+
         _operators, _plain_types = _torch, _torch.PLAIN_TYPES
         is_compiling = _torch.is_compiling
     return _operators

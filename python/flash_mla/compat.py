@@ -10,6 +10,7 @@ Everything else this package accepts is a superset of all generations; the setti
 
 It is read from the environment variable FLASH_MLA_COMPAT when the package is imported, and set by set_compat().
 """
+
 import os
 
 GENERATIONS = ("newest", "2026-09-10", "2026-04", "2025-09")

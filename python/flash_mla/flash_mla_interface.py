@@ -8,6 +8,7 @@ natural log unless said otherwise, and never includes attn_sink.
 Errors: AssertionError for arguments that contradict each other, RuntimeError for tensors of a wrong dtype, shape,
 stride, device or value; both name the argument, its value and what is allowed. No result is written then.
 """
+
 from typing import Any, Optional, Tuple
 
 from . import _caches as caches
@@ -19,9 +20,16 @@ from . import compat
 from ._metadata import FlashMLASchedMeta, get_mla_metadata
 from ._tensors import array, concrete, empty, is_array, permuted, torch_module, uniform_offsets
 
-__all__ = ["FlashMLASchedMeta", "get_mla_metadata", "flash_mla_with_kvcache", "flash_mla_sparse_fwd",
-           "flash_attn_varlen_func", "flash_attn_varlen_qkvpacked_func", "flash_attn_varlen_kvpacked_func",
-           "merge_states"]
+__all__ = [
+    "FlashMLASchedMeta",
+    "get_mla_metadata",
+    "flash_mla_with_kvcache",
+    "flash_mla_sparse_fwd",
+    "flash_attn_varlen_func",
+    "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_varlen_kvpacked_func",
+    "merge_states",
+]
 
 
 def _need(condition, message):
@@ -29,16 +37,33 @@ def _need(condition, message):
         raise AssertionError(message)
 
 
-# ---- decode ----------------------------------------------------------------------------------------------------------
+# ---- decode ------------------------------------------------------------------------------------------------
 
 
-def flash_mla_with_kvcache(q, k_cache, block_table=None, cache_seqlens=None, head_dim_v: int = 512,
-                           tile_scheduler_metadata: Any = None, num_splits: Any = None,
-                           softmax_scale: Optional[float] = None, causal: bool = False,
-                           is_fp8_kvcache: Optional[bool] = None, indices=None, attn_sink=None, extra_k_cache=None,
-                           extra_indices_in_kvcache=None, topk_length=None, extra_topk_length=None,
-                           enable_batch_invariant: bool = False, *, kv_layout: Optional[str] = None, cu_seqlens_q=None,
-                           out=None, lse=None) -> Tuple[Any, Any]:
+def flash_mla_with_kvcache(
+    q,
+    k_cache,
+    block_table=None,
+    cache_seqlens=None,
+    head_dim_v: int = 512,
+    tile_scheduler_metadata: Any = None,
+    num_splits: Any = None,
+    softmax_scale: Optional[float] = None,
+    causal: bool = False,
+    is_fp8_kvcache: Optional[bool] = None,
+    indices=None,
+    attn_sink=None,
+    extra_k_cache=None,
+    extra_indices_in_kvcache=None,
+    topk_length=None,
+    extra_topk_length=None,
+    enable_batch_invariant: bool = False,
+    *,
+    kv_layout: Optional[str] = None,
+    cu_seqlens_q=None,
+    out=None,
+    lse=None,
+) -> Tuple[Any, Any]:
     """Decode attention over a paged KV cache: dense, or sparse when `indices` is given.
 
     q: [b, s_q, h_q, d_qk] bf16 or fp16, d_qk 576 or 512, strides free but the last.
@@ -65,64 +90,158 @@ def flash_mla_with_kvcache(q, k_cache, block_table=None, cache_seqlens=None, hea
     Source: DeepSeek-V2 (arXiv 2405.04434) 2.1; the published function of 2025-02 to 2026-09.
     """
     if isinstance(softmax_scale, bool):
-        _need(is_fp8_kvcache is None or indices is None, "indices: is given twice; allowed: once (softmax_scale is a "
-              "bool, so the positional order is causal, is_fp8_kvcache, indices)")
+        _need(
+            is_fp8_kvcache is None or indices is None,
+            "indices: is given twice; allowed: once (softmax_scale is a "
+            "bool, so the positional order is causal, is_fp8_kvcache, indices)",
+        )
         causal, is_fp8_kvcache, softmax_scale, indices = (
-            softmax_scale, causal if isinstance(causal, bool) else None, None,
-            is_fp8_kvcache if is_array(is_fp8_kvcache) else indices)
-    _check_decode(head_dim_v, tile_scheduler_metadata, causal, indices, block_table, cache_seqlens, extra_k_cache,
-                  extra_indices_in_kvcache, topk_length, extra_topk_length)
+            softmax_scale,
+            causal if isinstance(causal, bool) else None,
+            None,
+            is_fp8_kvcache if is_array(is_fp8_kvcache) else indices,
+        )
+    _check_decode(
+        head_dim_v,
+        tile_scheduler_metadata,
+        causal,
+        indices,
+        block_table,
+        cache_seqlens,
+        extra_k_cache,
+        extra_indices_in_kvcache,
+        topk_length,
+        extra_topk_length,
+    )
     layout = caches.resolve_layout(kv_layout)
     sparse = indices is not None
     if sparse:
         block_table = cache_seqlens = None
     if bridge.traced(q) and out is None and lse is None:
         return bridge.operators().decode(
-            q, k_cache, block_table, cache_seqlens, head_dim_v, softmax_scale, causal, indices, attn_sink,
-            extra_k_cache, extra_indices_in_kvcache, topk_length, extra_topk_length, cu_seqlens_q,
-            enable_batch_invariant, layout)
+            q,
+            k_cache,
+            block_table,
+            cache_seqlens,
+            head_dim_v,
+            softmax_scale,
+            causal,
+            indices,
+            attn_sink,
+            extra_k_cache,
+            extra_indices_in_kvcache,
+            topk_length,
+            extra_topk_length,
+            cu_seqlens_q,
+            enable_batch_invariant,
+            layout,
+        )
     _check_fp8_flag(is_fp8_kvcache, k_cache)
-    results = operations.decode(q, k_cache, block_table, cache_seqlens, head_dim_v, softmax_scale, causal, indices,
-                                attn_sink, extra_k_cache, extra_indices_in_kvcache, topk_length, extra_topk_length,
-                                cu_seqlens_q, enable_batch_invariant, layout, out, lse)
+    results = operations.decode(
+        q,
+        k_cache,
+        block_table,
+        cache_seqlens,
+        head_dim_v,
+        softmax_scale,
+        causal,
+        indices,
+        attn_sink,
+        extra_k_cache,
+        extra_indices_in_kvcache,
+        topk_length,
+        extra_topk_length,
+        cu_seqlens_q,
+        enable_batch_invariant,
+        layout,
+        out,
+        lse,
+    )
     if isinstance(tile_scheduler_metadata, FlashMLASchedMeta):
-        _remember(tile_scheduler_metadata, q, k_cache, causal, indices, extra_k_cache, extra_indices_in_kvcache,
-                  enable_batch_invariant, cu_seqlens_q, cache_seqlens, topk_length, extra_topk_length)
+        _remember(
+            tile_scheduler_metadata,
+            q,
+            k_cache,
+            causal,
+            indices,
+            extra_k_cache,
+            extra_indices_in_kvcache,
+            enable_batch_invariant,
+            cu_seqlens_q,
+            cache_seqlens,
+            topk_length,
+            extra_topk_length,
+        )
     return results
 
 
-def _check_decode(head_dim_v, meta, causal, indices, block_table, cache_seqlens, extra_k_cache, extra_indices,
-                  topk_length, extra_topk_length):
+def _check_decode(
+    head_dim_v,
+    meta,
+    causal,
+    indices,
+    block_table,
+    cache_seqlens,
+    extra_k_cache,
+    extra_indices,
+    topk_length,
+    extra_topk_length,
+):
     """What contradicts itself, before any tensor is looked at."""
     _need(head_dim_v == 512, f"head_dim_v: {head_dim_v}; allowed: 512")
-    _need(meta is None or isinstance(meta, FlashMLASchedMeta) or is_array(meta),
-          f"tile_scheduler_metadata: is a {type(meta).__name__}; allowed: what get_mla_metadata returns, or None")
+    _need(
+        meta is None or isinstance(meta, FlashMLASchedMeta) or is_array(meta),
+        f"tile_scheduler_metadata: is a {type(meta).__name__}; allowed: what get_mla_metadata returns, or None",
+    )
     if indices is None:
         _need(block_table is not None, "block_table: is None; allowed: [b, max_pages] int32 without indices")
         _need(cache_seqlens is not None, "cache_seqlens: is None; allowed: [b] int32 without indices")
-        for name, x in (("extra_k_cache", extra_k_cache), ("extra_indices_in_kvcache", extra_indices),
-                        ("topk_length", topk_length), ("extra_topk_length", extra_topk_length)):
+        for name, x in (
+            ("extra_k_cache", extra_k_cache),
+            ("extra_indices_in_kvcache", extra_indices),
+            ("topk_length", topk_length),
+            ("extra_topk_length", extra_topk_length),
+        ):
             _need(x is None, f"{name}: is given; allowed: None without indices")
         return
     _need(not causal, "causal: True; allowed: False with indices")
     if extra_k_cache is None:
-        _need(extra_indices is None, "extra_indices_in_kvcache: is given; allowed: None without extra_k_cache")
+        _need(
+            extra_indices is None, "extra_indices_in_kvcache: is given; allowed: None without extra_k_cache"
+        )
         _need(extra_topk_length is None, "extra_topk_length: is given; allowed: None without extra_k_cache")
     else:
-        _need(extra_indices is not None, "extra_indices_in_kvcache: is None; allowed: [b, s_q, extra_topk] int32 with "
-              "extra_k_cache")
+        _need(
+            extra_indices is not None,
+            "extra_indices_in_kvcache: is None; allowed: [b, s_q, extra_topk] int32 with " "extra_k_cache",
+        )
 
 
 def _check_fp8_flag(is_fp8_kvcache, k_cache):
     if is_fp8_kvcache is None:
         return
     plain = array(k_cache, "k_cache").dtype in (c.BF16, c.F16)
-    _need(bool(is_fp8_kvcache) != plain, f"is_fp8_kvcache: {is_fp8_kvcache}, but k_cache has "
-          f"{'2-byte' if plain else '1-byte'} elements; allowed: {not plain}, or None")
+    _need(
+        bool(is_fp8_kvcache) != plain,
+        f"is_fp8_kvcache: {is_fp8_kvcache}, but k_cache has "
+        f"{'2-byte' if plain else '1-byte'} elements; allowed: {not plain}, or None",
+    )
 
 
-def _remember(meta, q, k_cache, causal, indices, extra_k_cache, extra_indices, batch_invariant, cu_seqlens_q,
-              cache_seqlens, topk_length, extra_topk_length):
+def _remember(
+    meta,
+    q,
+    k_cache,
+    causal,
+    indices,
+    extra_k_cache,
+    extra_indices,
+    batch_invariant,
+    cu_seqlens_q,
+    cache_seqlens,
+    topk_length,
+    extra_topk_length,
+):
     shape = q.shape if hasattr(q, "shape") else array(q, "q").shape
     cache = array(k_cache, "k_cache")
     if cu_seqlens_q is not None:
@@ -131,20 +250,33 @@ def _remember(meta, q, k_cache, causal, indices, extra_k_cache, extra_indices, b
         b, s_q, h_q = shape[0], shape[1], shape[2]
     extra = None if extra_k_cache is None else array(extra_k_cache, "extra_k_cache").shape[1]
     config = metadata.Config(
-        b=b, s_q=s_q, h_q=h_q, page_block_size=cache.shape[1], h_k=cache.shape[2], causal=bool(causal),
+        b=b,
+        s_q=s_q,
+        h_q=h_q,
+        page_block_size=cache.shape[1],
+        h_k=cache.shape[2],
+        causal=bool(causal),
         is_fp8_kvcache=cache.dtype not in (c.BF16, c.F16),
-        topk=None if indices is None else array(indices, "indices").shape[-1], extra_page_block_size=extra,
+        topk=None if indices is None else array(indices, "indices").shape[-1],
+        extra_page_block_size=extra,
         extra_topk=None if extra is None else array(extra_indices, "extra_indices_in_kvcache").shape[-1],
-        enable_batch_invariant=bool(batch_invariant))
-    metadata.remember(meta, config, lambda: metadata.first_call_tables(
-        q, config, indices is not None, cache_seqlens, topk_length, extra_topk_length))
+        enable_batch_invariant=bool(batch_invariant),
+    )
+    metadata.remember(
+        meta,
+        config,
+        lambda: metadata.first_call_tables(
+            q, config, indices is not None, cache_seqlens, topk_length, extra_topk_length
+        ),
+    )
 
 
-# ---- sparse prefill --------------------------------------------------------------------------------------------------
+# ---- sparse prefill ----------------------------------------------------------------------------------------
 
 
-def flash_mla_sparse_fwd(q, kv, indices, sm_scale: float, d_v: int = 512, attn_sink=None, topk_length=None, *, out=None,
-                         lse=None) -> Tuple[Any, Any, Any]:
+def flash_mla_sparse_fwd(
+    q, kv, indices, sm_scale: float, d_v: int = 512, attn_sink=None, topk_length=None, *, out=None, lse=None
+) -> Tuple[Any, Any, Any]:
     """Sparse prefill: every query token attends its own index row of one unpaged KV tensor.
 
     q: [s_q, h_q, d_qk] bf16 (or fp16). kv: [s_kv, h_kv, d_qk] as q; V is its first 512 dims; rows may overlap.
@@ -153,8 +285,8 @@ def flash_mla_sparse_fwd(q, kv, indices, sm_scale: float, d_v: int = 512, attn_s
     sm_scale: multiplies q . k. d_v: 512. attn_sink: [h_q] float32. topk_length: [s_q] int32, per query token.
     out, lse (keyword only, our own): where to write.
 
-    Returns (out [s_q, h_q, 512] in q's dtype, max_logits [s_q, h_q] float32, lse [s_q, h_q] float32). max_logits and lse
-    are in natural log units (of sm_scale * q . k); under set_compat("2025-09") both are in base 2, as that generation's
+    Returns (out [s_q, h_q, 512] in q's dtype, max_logits [s_q, h_q] float32, lse [s_q, h_q] float32). max_logits and
+    lse are in natural log units (of sm_scale * q . k); under set_compat("2025-09") both are in base 2, as that generation's
     were. Rows with nothing to attend: out 0, max_logits -inf, lse +inf (2025-09: -inf).
     Source: the published function of 2025-09 to 2026-09.
     """
@@ -166,7 +298,7 @@ def flash_mla_sparse_fwd(q, kv, indices, sm_scale: float, d_v: int = 512, attn_s
     return operations.prefill(q, kv, indices, sm_scale, d_v, attn_sink, topk_length, base2, out, lse)
 
 
-# ---- multi-head attention --------------------------------------------------------------------------------------------
+# ---- multi-head attention ----------------------------------------------------------------------------------
 
 
 def _check_mha(dropout_p):
@@ -181,34 +313,81 @@ def _sequences(q, k, cu_seqlens_q, cu_seqlens_kv, max_q, max_kv, is_varlen):
     offsets = []
     for name, x in (("q", q), ("k", k)):
         total = x.shape[0]
-        _need(batch > 0 and total % batch == 0, f"is_varlen: False with {total} tokens of {name} in {batch} sequences; "
-              "allowed: a multiple")
+        _need(
+            batch > 0 and total % batch == 0,
+            f"is_varlen: False with {total} tokens of {name} in {batch} sequences; " "allowed: a multiple",
+        )
         offsets.append(uniform_offsets(x, batch, total))
     return offsets[0], offsets[1], 0, 0
 
 
-def _flash_attn_varlen_forward(q, k, v, cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv, out=None, lse=None,
-                               causal=False, softmax_scale=None, is_varlen=True):
+def _flash_attn_varlen_forward(
+    q,
+    k,
+    v,
+    cu_seqlens_qo,
+    cu_seqlens_kv,
+    max_seqlen_qo,
+    max_seqlen_kv,
+    out=None,
+    lse=None,
+    causal=False,
+    softmax_scale=None,
+    is_varlen=True,
+):
     """Forward without autograd; returns (out, lse). A given lse must have stride[0] == 1."""
     if lse is not None:
         stride = array(lse, "lse").stride
         _need(not stride or stride[0] == 1, f"lse: stride[0] is {stride[0] if stride else None}; allowed: 1")
     q, k, v = concrete(q), concrete(k), concrete(v)
-    cu_q, cu_kv, max_q, max_kv = _sequences(q, k, cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv, is_varlen)
+    cu_q, cu_kv, max_q, max_kv = _sequences(
+        q, k, cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv, is_varlen
+    )
     return operations.mha_forward(q, k, v, cu_q, cu_kv, max_q, max_kv, softmax_scale, causal, out, lse)
 
 
-def _flash_attn_varlen_backward(do, q, k, v, out, lse, cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv,
-                                dq=None, dk=None, dv=None, causal=False, softmax_scale=None, is_varlen=True):
+def _flash_attn_varlen_backward(
+    do,
+    q,
+    k,
+    v,
+    out,
+    lse,
+    cu_seqlens_qo,
+    cu_seqlens_kv,
+    max_seqlen_qo,
+    max_seqlen_kv,
+    dq=None,
+    dk=None,
+    dv=None,
+    causal=False,
+    softmax_scale=None,
+    is_varlen=True,
+):
     """Gradients (dq, dk, dv) from forward's results and the gradient of out; lse's own gradient is ignored."""
     q, k, v = concrete(q), concrete(k), concrete(v)
-    cu_q, cu_kv, max_q, max_kv = _sequences(q, k, cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv, is_varlen)
-    return operations.mha_backward(do, q, k, v, out, lse, cu_q, cu_kv, max_q, max_kv, softmax_scale, causal, dq, dk, dv)
+    cu_q, cu_kv, max_q, max_kv = _sequences(
+        q, k, cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv, is_varlen
+    )
+    return operations.mha_backward(
+        do, q, k, v, out, lse, cu_q, cu_kv, max_q, max_kv, softmax_scale, causal, dq, dk, dv
+    )
 
 
-def flash_attn_varlen_func(q, k, v, cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv, dropout_p: float = 0.0,
-                           softmax_scale: Optional[float] = None, causal: bool = False, deterministic: bool = False,
-                           is_varlen: bool = True) -> Tuple[Any, Any]:
+def flash_attn_varlen_func(
+    q,
+    k,
+    v,
+    cu_seqlens_qo,
+    cu_seqlens_kv,
+    max_seqlen_qo,
+    max_seqlen_kv,
+    dropout_p: float = 0.0,
+    softmax_scale: Optional[float] = None,
+    causal: bool = False,
+    deterministic: bool = False,
+    is_varlen: bool = True,
+) -> Tuple[Any, Any]:
     """Dense multi-head attention over packed sequences, with gradients for q, k and v.
 
     q: [total_q, h_q, d_qk], k: [total_kv, h_kv, d_qk], v: [total_kv, h_kv, d_v], bf16 or fp16, last dim contiguous;
@@ -225,39 +404,85 @@ def flash_attn_varlen_func(q, k, v, cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo,
     _check_mha(dropout_p)
     del deterministic
     q, k, v = concrete(q), concrete(k), concrete(v)
-    cu_q, cu_kv, max_q, max_kv = _sequences(q, k, cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv, is_varlen)
+    cu_q, cu_kv, max_q, max_kv = _sequences(
+        q, k, cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv, is_varlen
+    )
     if bridge.traced(q):
-        return bridge.operators().mha_forward(q, k, v, cu_q, cu_kv, int(max_q or 0), int(max_kv or 0), softmax_scale,
-                                              causal)
+        return bridge.operators().mha_forward(
+            q, k, v, cu_q, cu_kv, int(max_q or 0), int(max_kv or 0), softmax_scale, causal
+        )
     if torch_module(q) is not None:
         return bridge.attention_with_gradient(q, k, v, cu_q, cu_kv, max_q, max_kv, softmax_scale, causal)
     return operations.mha_forward(q, k, v, cu_q, cu_kv, max_q, max_kv, softmax_scale, causal)
 
 
-def flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, max_seqlen, head_dim_qk: int, dropout_p: float = 0.0,
-                                     softmax_scale: Optional[float] = None, causal: bool = False,
-                                     deterministic: bool = False, is_varlen: bool = True) -> Tuple[Any, Any]:
+def flash_attn_varlen_qkvpacked_func(
+    qkv,
+    cu_seqlens,
+    max_seqlen,
+    head_dim_qk: int,
+    dropout_p: float = 0.0,
+    softmax_scale: Optional[float] = None,
+    causal: bool = False,
+    deterministic: bool = False,
+    is_varlen: bool = True,
+) -> Tuple[Any, Any]:
     """flash_attn_varlen_func over qkv [total, h, 2 * head_dim_qk + d_v]: q, k and v side by side in the last dim."""
     qkv = concrete(qkv)
-    return flash_attn_varlen_func(qkv[:, :, :head_dim_qk], qkv[:, :, head_dim_qk:2 * head_dim_qk],
-                                  qkv[:, :, 2 * head_dim_qk:], cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p,
-                                  softmax_scale, causal, deterministic, is_varlen)
+    return flash_attn_varlen_func(
+        qkv[:, :, :head_dim_qk],
+        qkv[:, :, head_dim_qk : 2 * head_dim_qk],
+        qkv[:, :, 2 * head_dim_qk :],
+        cu_seqlens,
+        cu_seqlens,
+        max_seqlen,
+        max_seqlen,
+        dropout_p,
+        softmax_scale,
+        causal,
+        deterministic,
+        is_varlen,
+    )
 
 
-def flash_attn_varlen_kvpacked_func(q, kv, cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv, head_dim_qk: int,
-                                    dropout_p: float = 0.0, softmax_scale: Optional[float] = None, causal: bool = False,
-                                    deterministic: bool = False, is_varlen: bool = True) -> Tuple[Any, Any]:
+def flash_attn_varlen_kvpacked_func(
+    q,
+    kv,
+    cu_seqlens_qo,
+    cu_seqlens_kv,
+    max_seqlen_qo,
+    max_seqlen_kv,
+    head_dim_qk: int,
+    dropout_p: float = 0.0,
+    softmax_scale: Optional[float] = None,
+    causal: bool = False,
+    deterministic: bool = False,
+    is_varlen: bool = True,
+) -> Tuple[Any, Any]:
     """flash_attn_varlen_func over kv [total_kv, h_kv, head_dim_qk + d_v]: k and v side by side in the last dim."""
     kv = concrete(kv)
-    return flash_attn_varlen_func(q, kv[:, :, :head_dim_qk], kv[:, :, head_dim_qk:], cu_seqlens_qo, cu_seqlens_kv,
-                                  max_seqlen_qo, max_seqlen_kv, dropout_p, softmax_scale, causal, deterministic,
-                                  is_varlen)
+    return flash_attn_varlen_func(
+        q,
+        kv[:, :, :head_dim_qk],
+        kv[:, :, head_dim_qk:],
+        cu_seqlens_qo,
+        cu_seqlens_kv,
+        max_seqlen_qo,
+        max_seqlen_kv,
+        dropout_p,
+        softmax_scale,
+        causal,
+        deterministic,
+        is_varlen,
+    )
 
 
-# ---- merge (our own) -------------------------------------------------------------------------------------------------
+# ---- merge (our own) ---------------------------------------------------------------------------------------
 
 
-def merge_states(outs, lses, attn_sink=None, *, empty_lse: float = float("inf"), out=None, lse=None) -> Tuple[Any, Any]:
+def merge_states(
+    outs, lses, attn_sink=None, *, empty_lse: float = float("inf"), out=None, lse=None
+) -> Tuple[Any, Any]:
     """Joins attention results over disjoint token sets: context parallel ranks, cascades, chunks.
 
     outs: list of [n, h, d], or of decode's [b, s_q, h, d]; bf16, fp16 or float32. lses: list of [n, h] float32, or of
@@ -268,8 +493,10 @@ def merge_states(outs, lses, attn_sink=None, *, empty_lse: float = float("inf"),
     Returns (out, lse) in the shapes and dtype of the first state: lse = ln sum exp(lse_s), out = sum exp(lse_s - lse)
     out_s. Raises AssertionError or RuntimeError naming outs[i] or lses[i].
     """
-    _need(len(outs) == len(lses) and len(outs) > 0, f"lses: {len(lses)} of them with {len(outs)} outs; allowed: as many, "
-          "at least 1")
+    _need(
+        len(outs) == len(lses) and len(outs) > 0,
+        f"lses: {len(lses)} of them with {len(outs)} outs; allowed: as many, " "at least 1",
+    )
     _need(empty_lse in (float("inf"), float("-inf")), f"empty_lse: {empty_lse}; allowed: inf, -inf")
     outs, lses = [concrete(x) for x in outs], [concrete(x) for x in lses]
     shape = tuple(outs[0].shape)
@@ -278,10 +505,16 @@ def merge_states(outs, lses, attn_sink=None, *, empty_lse: float = float("inf"),
         b, s_q, h, d = shape
         for i, (o, ls) in enumerate(zip(outs, lses)):
             _need(tuple(o.shape) == shape, f"outs[{i}]: shape is {list(o.shape)}; allowed: {list(shape)}")
-            _need(tuple(ls.shape) == (b, h, s_q), f"lses[{i}]: shape is {list(ls.shape)}; allowed: {[b, h, s_q]}")
+            _need(
+                tuple(ls.shape) == (b, h, s_q),
+                f"lses[{i}]: shape is {list(ls.shape)}; allowed: {[b, h, s_q]}",
+            )
         outs = [x.reshape(b * s_q, h, d) for x in outs]
         lses = [permuted(x, (0, 2, 1)).reshape(b * s_q, h) for x in lses]
-    _need(not batched or (out is None and lse is None), "out, lse: are given; allowed: None with states [b, s_q, h, d]")
+    _need(
+        not batched or (out is None and lse is None),
+        "out, lse: are given; allowed: None with states [b, s_q, h, d]",
+    )
     first = array(outs[0], "outs[0]")
     out = empty(outs[0], tuple(first.shape), first.dtype) if out is None else out
     lse = empty(outs[0], tuple(first.shape[:2]), c.F32) if lse is None else lse

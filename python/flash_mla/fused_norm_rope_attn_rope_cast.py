@@ -4,6 +4,7 @@
 q is the output of Q_b permuted by permute_q_b_proj; out_fp8 and out_sf feed an fp8 grouped product against the output
 projection permuted by permute_wv_proj.
 """
+
 from typing import Any, Tuple
 
 from . import _caches as caches
@@ -13,22 +14,51 @@ from . import _torch_bridge as bridge
 __all__ = ["prefill", "decode", "permute_q_b_proj", "permute_wv_proj"]
 
 
-def _check(is_rope_neox_style, rope_dim, num_per_channels, use_tma_aligned_col_major_sf, round_sf, use_packed_ue8m0,
-           d_v, sm_scale):
+def _check(
+    is_rope_neox_style,
+    rope_dim,
+    num_per_channels,
+    use_tma_aligned_col_major_sf,
+    round_sf,
+    use_packed_ue8m0,
+    d_v,
+    sm_scale,
+):
     for name, value, allowed in (
-            ("is_rope_neox_style", bool(is_rope_neox_style), False), ("rope_dim", rope_dim, 64),
-            ("num_per_channels", num_per_channels, 32),
-            ("use_tma_aligned_col_major_sf", bool(use_tma_aligned_col_major_sf), True),
-            ("round_sf", bool(round_sf), True), ("use_packed_ue8m0", bool(use_packed_ue8m0), True), ("d_v", d_v, 512)):
+        ("is_rope_neox_style", bool(is_rope_neox_style), False),
+        ("rope_dim", rope_dim, 64),
+        ("num_per_channels", num_per_channels, 32),
+        ("use_tma_aligned_col_major_sf", bool(use_tma_aligned_col_major_sf), True),
+        ("round_sf", bool(round_sf), True),
+        ("use_packed_ue8m0", bool(use_packed_ue8m0), True),
+        ("d_v", d_v, 512),
+    ):
         if value != allowed:
             raise AssertionError(f"{name}: {value}; allowed: {allowed}")
     if sm_scale is None:
         raise AssertionError("sm_scale: is None; allowed: a number")
 
 
-def prefill(enable_q_norm, rms_norm_eps, token_positions, is_rope_neox_style, rope_dim, cos_sin_cache, n_wv_group,
-            num_per_channels, use_tma_aligned_col_major_sf, round_sf, use_packed_ue8m0, q, kv, indices, sm_scale,
-            d_v=512, attn_sink=None, topk_length=None) -> Tuple[Any, Any, Any, Any]:
+def prefill(
+    enable_q_norm,
+    rms_norm_eps,
+    token_positions,
+    is_rope_neox_style,
+    rope_dim,
+    cos_sin_cache,
+    n_wv_group,
+    num_per_channels,
+    use_tma_aligned_col_major_sf,
+    round_sf,
+    use_packed_ue8m0,
+    q,
+    kv,
+    indices,
+    sm_scale,
+    d_v=512,
+    attn_sink=None,
+    topk_length=None,
+) -> Tuple[Any, Any, Any, Any]:
     """Fused attention over an unpaged bf16 KV tensor.
 
     enable_q_norm, rms_norm_eps: RMS norm of q over its 512 dims, multiplied into the logits. token_positions: [s_q]
@@ -39,23 +69,64 @@ def prefill(enable_q_norm, rms_norm_eps, token_positions, is_rope_neox_style, ro
     attn_sink: [h_q] float32. topk_length: [s_q] int32.
 
     Returns (out_fp8 [s_q, n_wv_group, G * 512] e4m3, out_sf [s_q, n_wv_group, G * 512 / 128] int32, max_logits
-    [s_q, h_q], lse [s_q, h_q] float32 natural log). Head g, dim d of a group is at (d / 32) * (G * 32) + g * 32 + d % 32;
+    [s_q, h_q], lse [s_q, h_q] float32 natural log). Head g, dim d of a group is at
+    (d / 32) * (G * 32) + g * 32 + d % 32;
     the scale byte (e8m0) of head g, chunk c is number c * G + g of its group, four to a word, lowest first; words have
     strides (1, A * G * 4, A), A = s_q rounded up to a multiple of 4. Lonely rows: codes 0, lse +inf, max_logits -inf.
     Where the array library has no e4m3 type, codes are uint8.
     Raises AssertionError and RuntimeError as flash_mla_with_kvcache. Source: published op of 2026-09.
     """
-    _check(is_rope_neox_style, rope_dim, num_per_channels, use_tma_aligned_col_major_sf, round_sf, use_packed_ue8m0,
-           d_v, sm_scale)
+    _check(
+        is_rope_neox_style,
+        rope_dim,
+        num_per_channels,
+        use_tma_aligned_col_major_sf,
+        round_sf,
+        use_packed_ue8m0,
+        d_v,
+        sm_scale,
+    )
     run = bridge.operators().fused_prefill if bridge.traced(q) else operations.fused_prefill
-    return run(bool(enable_q_norm), rms_norm_eps, token_positions, cos_sin_cache, n_wv_group, q, kv, indices, sm_scale,
-               attn_sink, topk_length)
+    return run(
+        bool(enable_q_norm),
+        rms_norm_eps,
+        token_positions,
+        cos_sin_cache,
+        n_wv_group,
+        q,
+        kv,
+        indices,
+        sm_scale,
+        attn_sink,
+        topk_length,
+    )
 
 
-def decode(enable_q_norm, rms_norm_eps, token_positions, is_rope_neox_style, rope_dim, cos_sin_cache, n_wv_group,
-           num_per_channels, use_tma_aligned_col_major_sf, round_sf, use_packed_ue8m0, q, k_cache, indices_in_kvcache,
-           sm_scale, d_v=512, attn_sink=None, topk_length=None, extra_k_cache=None, extra_indices_in_kvcache=None,
-           extra_topk_length=None, *, kv_layout=None) -> Tuple[Any, Any, Any]:
+def decode(
+    enable_q_norm,
+    rms_norm_eps,
+    token_positions,
+    is_rope_neox_style,
+    rope_dim,
+    cos_sin_cache,
+    n_wv_group,
+    num_per_channels,
+    use_tma_aligned_col_major_sf,
+    round_sf,
+    use_packed_ue8m0,
+    q,
+    k_cache,
+    indices_in_kvcache,
+    sm_scale,
+    d_v=512,
+    attn_sink=None,
+    topk_length=None,
+    extra_k_cache=None,
+    extra_indices_in_kvcache=None,
+    extra_topk_length=None,
+    *,
+    kv_layout=None,
+) -> Tuple[Any, Any, Any]:
     """Fused attention over paged caches; the bits of fused prefill over the same dequantised tokens.
 
     As prefill, but: k_cache, extra_k_cache: [num_pages, P, 1, bytes] as in flash_mla_with_kvcache (d_qk 512; bf16, 584,
@@ -65,19 +136,45 @@ def decode(enable_q_norm, rms_norm_eps, token_positions, is_rope_neox_style, rop
 
     Returns (out_fp8, out_sf, lse).
     """
-    _check(is_rope_neox_style, rope_dim, num_per_channels, use_tma_aligned_col_major_sf, round_sf, use_packed_ue8m0,
-           d_v, sm_scale)
+    _check(
+        is_rope_neox_style,
+        rope_dim,
+        num_per_channels,
+        use_tma_aligned_col_major_sf,
+        round_sf,
+        use_packed_ue8m0,
+        d_v,
+        sm_scale,
+    )
     if extra_k_cache is None:
-        for name, x in (("extra_indices_in_kvcache", extra_indices_in_kvcache),
-                        ("extra_topk_length", extra_topk_length)):
+        for name, x in (
+            ("extra_indices_in_kvcache", extra_indices_in_kvcache),
+            ("extra_topk_length", extra_topk_length),
+        ):
             if x is not None:
                 raise AssertionError(f"{name}: is given; allowed: None without extra_k_cache")
     elif extra_indices_in_kvcache is None:
-        raise AssertionError("extra_indices_in_kvcache: is None; allowed: [s_q, extra_topk] int32 with extra_k_cache")
+        raise AssertionError(
+            "extra_indices_in_kvcache: is None; allowed: [s_q, extra_topk] int32 with extra_k_cache"
+        )
     run = bridge.operators().fused_decode if bridge.traced(q) else operations.fused_decode
-    return run(bool(enable_q_norm), rms_norm_eps, token_positions, cos_sin_cache, n_wv_group, q, k_cache,
-               indices_in_kvcache, sm_scale, attn_sink, topk_length, extra_k_cache, extra_indices_in_kvcache,
-               extra_topk_length, caches.resolve_layout(kv_layout))
+    return run(
+        bool(enable_q_norm),
+        rms_norm_eps,
+        token_positions,
+        cos_sin_cache,
+        n_wv_group,
+        q,
+        k_cache,
+        indices_in_kvcache,
+        sm_scale,
+        attn_sink,
+        topk_length,
+        extra_k_cache,
+        extra_indices_in_kvcache,
+        extra_topk_length,
+        caches.resolve_layout(kv_layout),
+    )
 
 
 def permute_q_b_proj(w_and_sf, h_q, d_q):

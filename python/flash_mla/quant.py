@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Quantised caches and weights: what the published test helpers do, under their old and new names."""
+
 import enum
 from typing import Any, NamedTuple, Tuple, Union
 
@@ -7,8 +8,14 @@ from . import _library as c
 from . import _operations as operations
 from ._tensors import code_dtype, concrete, empty, paged
 
-__all__ = ["KVCacheLayout", "FP8KVCacheLayout", "quantize_k_cache", "dequantize_k_cache",
-           "abs_indices2indices_in_kvcache", "per_token_cast"]
+__all__ = [
+    "KVCacheLayout",
+    "FP8KVCacheLayout",
+    "quantize_k_cache",
+    "dequantize_k_cache",
+    "abs_indices2indices_in_kvcache",
+    "per_token_cast",
+]
 
 
 class _Row(NamedTuple):
@@ -19,6 +26,7 @@ class _Row(NamedTuple):
 
 class KVCacheLayout(enum.Enum):
     """Formats of quantised caches. The *_Page members are the page-level layouts of 2026-09-10."""
+
     V32_FP8Sparse = 1
     V4_FP8Sparse = 2
     V41_FP8Sparse = 3
@@ -39,6 +47,7 @@ class KVCacheLayout(enum.Enum):
 
 class FP8KVCacheLayout(enum.Enum):
     """The names of early 2026."""
+
     V32_FP8Sparse = 1
     MODEL1_FP8Sparse = 2
     V32 = 1
@@ -89,8 +98,13 @@ def _page_bytes(row, page_size):
     return used + row.bytes_per_token if row.kv_format == c.KV_V32 else used
 
 
-def quantize_k_cache(input_k_cache, layout: Union[KVCacheLayout, FP8KVCacheLayout, int] = KVCacheLayout.V32_FP8Sparse,
-                     tile_size: int = 128, *, dv: int = None) -> Any:
+def quantize_k_cache(
+    input_k_cache,
+    layout: Union[KVCacheLayout, FP8KVCacheLayout, int] = KVCacheLayout.V32_FP8Sparse,
+    tile_size: int = 128,
+    *,
+    dv: int = None,
+) -> Any:
     """Quantises a cache.
 
     input_k_cache: [num_pages, P, 1, d] bf16, fp16 or float32; d is 576 for V3.2, else 512.
@@ -109,13 +123,23 @@ def quantize_k_cache(input_k_cache, layout: Union[KVCacheLayout, FP8KVCacheLayou
     pages, page_size, _, d = _shape(x, "input_k_cache", row.meta[0])
     page_bytes = page_size * row.bytes_per_token if historic else _page_bytes(row, page_size)
     cache = paged(x, pages, page_bytes, page_size, row.bytes_per_token, code_dtype(x))
-    operations.quantize(x.reshape(pages * page_size, d), cache, row.kv_format,
-                        c.QUANTIZER_V32_2025 if historic else c.QUANTIZER_DEFAULT)
+    operations.quantize(
+        x.reshape(pages * page_size, d),
+        cache,
+        row.kv_format,
+        c.QUANTIZER_V32_2025 if historic else c.QUANTIZER_DEFAULT,
+    )
     return cache
 
 
-def dequantize_k_cache(quant_k_cache, layout: Union[KVCacheLayout, FP8KVCacheLayout, int] = 512, tile_size: int = 128,
-                       d: int = 576, *, dv: int = None) -> Any:
+def dequantize_k_cache(
+    quant_k_cache,
+    layout: Union[KVCacheLayout, FP8KVCacheLayout, int] = 512,
+    tile_size: int = 128,
+    d: int = 576,
+    *,
+    dv: int = None,
+) -> Any:
     """Dequantises a cache: [num_pages, P, 1, bytes] to [num_pages, P, 1, d] bf16, rounded once, as attention reads it.
 
     layout: a KVCacheLayout (or FP8KVCacheLayout), or the first published form (qc, dv=512, tile_size=128, d=576).
@@ -136,22 +160,33 @@ def dequantize_k_cache(quant_k_cache, layout: Union[KVCacheLayout, FP8KVCacheLay
 def abs_indices2indices_in_kvcache(abs_indices, block_table, block_size: int) -> Any:
     """Positions in requests to slots of the cache: [b, s_q, topk] int32 to the same shape.
 
-    a < 0 gives -1, else block_table[i, a / block_size] * block_size + a % block_size. block_table: [b, max_pages] int32.
+    a < 0 gives -1, else block_table[i, a / block_size] * block_size + a % block_size.
+    block_table: [b, max_pages] int32.
     A position beyond the table is an error on the CPU and gives -1 on CUDA.
     """
     return operations.indices_convert(abs_indices, block_table, block_size)
 
 
-def per_token_cast(x, fmt: str = "e4m3", num_per_channels: int = 32, use_tma_aligned_col_major_sf: bool = True,
-                   round_sf: bool = True, use_packed_ue8m0: bool = True) -> Tuple[Any, Any]:
+def per_token_cast(
+    x,
+    fmt: str = "e4m3",
+    num_per_channels: int = 32,
+    use_tma_aligned_col_major_sf: bool = True,
+    round_sf: bool = True,
+    use_packed_ue8m0: bool = True,
+) -> Tuple[Any, Any]:
     """Casts a matrix [n, d] to e4m3 with one power-of-two scale per num_per_channels (32 or 128) columns.
 
-    Returns (codes [n, d], scales [n, d / num_per_channels / 4] int32 with strides (1, n rounded up to 4): four e8m0 bytes
-    a word). Prepares weights for permute_q_b_proj and permute_wv_proj. fmt: "e4m3"; the three flags: True.
+    Returns (codes [n, d], scales [n, d / num_per_channels / 4] int32 with strides (1, n rounded up to 4): four e8m0
+    bytes a word). Prepares weights for permute_q_b_proj and permute_wv_proj. fmt: "e4m3"; the three flags: True.
     """
-    for name, value, allowed in (("fmt", fmt, ("e4m3",)), ("num_per_channels", num_per_channels, (32, 128)),
-                                 ("use_tma_aligned_col_major_sf", use_tma_aligned_col_major_sf, (True,)),
-                                 ("round_sf", round_sf, (True,)), ("use_packed_ue8m0", use_packed_ue8m0, (True,))):
+    for name, value, allowed in (
+        ("fmt", fmt, ("e4m3",)),
+        ("num_per_channels", num_per_channels, (32, 128)),
+        ("use_tma_aligned_col_major_sf", use_tma_aligned_col_major_sf, (True,)),
+        ("round_sf", round_sf, (True,)),
+        ("use_packed_ue8m0", use_packed_ue8m0, (True,)),
+    ):
         if value not in allowed:
             raise AssertionError(f"{name}: {value!r}; allowed: {', '.join(map(str, allowed))}")
     return operations.fp8_cast(x, num_per_channels)

@@ -3,6 +3,7 @@
 
 FLASHMLA_INSTALLED=1 tests an installed package instead. FLASHMLA_LIBRARY names the library otherwise.
 """
+
 import os
 import pathlib
 import sys
@@ -20,9 +21,12 @@ import support  # noqa: E402
 
 def pytest_report_header(config):
     import flash_mla
+
     torch = support.torch_or_none()
-    return [f"flash_mla {flash_mla.__version__} from {flash_mla._library.path}",
-            f"torch {torch.__version__ if torch else 'not here'}; arrays: {', '.join(support.KITS)}"]
+    return [
+        f"flash_mla {flash_mla.__version__} from {flash_mla._library.path}",
+        f"torch {torch.__version__ if torch else 'not here'}; arrays: {', '.join(support.KITS)}",
+    ]
 
 
 @pytest.fixture(params=list(support.KITS))
@@ -43,6 +47,7 @@ def torch():
 def newest():
     """Every test starts and ends with the default conventions."""
     import flash_mla
+
     flash_mla.set_compat("newest")
     yield
     flash_mla.set_compat("newest")

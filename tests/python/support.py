@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 """What the tests share: numbers as bits, attention in float64, caches decoded independently, arrays of every kind."""
+
 import importlib
 import json
 import pathlib
@@ -10,7 +11,7 @@ import numpy as np
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "data/golden"
 INF = float("inf")
 
-# ---- numbers ---------------------------------------------------------------------------------------------------------
+# ---- numbers -----------------------------------------------------------------------------------------------
 
 
 def bf16_bits(x):
@@ -32,7 +33,7 @@ def bf16(x):
 def _e4m3_table():
     code = np.arange(256)
     exponent, mantissa = code >> 3 & 15, code & 7
-    value = np.where(exponent > 0, (1 + mantissa / 8) * 2.0 ** (exponent - 7.0), mantissa * 2.0 ** -9)
+    value = np.where(exponent > 0, (1 + mantissa / 8) * 2.0 ** (exponent - 7.0), mantissa * 2.0**-9)
     value = np.where(code & 127 == 127, np.nan, value)
     return np.where(code & 128, -value, value)
 
@@ -41,7 +42,7 @@ E4M3 = _e4m3_table()
 E8M0 = np.where(np.arange(256) == 255, np.nan, 2.0 ** (np.arange(256) - 127.0))
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
-# ---- caches ----------------------------------------------------------------------------------------------------------
+# ---- caches ------------------------------------------------------------------------------------------------
 
 
 def _codes_fp4(data):
@@ -52,21 +53,21 @@ def decode_pages(pages, name, page_size):
     """Bytes [num_pages, page bytes] to values [num_pages, P, d], rounded to bf16. Written from docs/formats.md."""
     n, p = len(pages), page_size
     if name == "v32":
-        rec = pages[:, :656 * p].reshape(n, p, 656)
+        rec = pages[:, : 656 * p].reshape(n, p, 656)
         scale = np.repeat(rec[..., 512:528].copy().view("<f4"), 128, -1)
         rope = bf16_value(rec[..., 528:].copy().view("<u2"))
         return np.concatenate([bf16(E4M3[rec[..., :512]].astype(np.float32) * scale), rope], -1)
     if name == "v4":
-        rows = pages[:, :576 * p].reshape(n, p, 576)
-        scale = E8M0[pages[:, 576 * p:584 * p].reshape(n, p, 8)[..., :7]]
+        rows = pages[:, : 576 * p].reshape(n, p, 576)
+        scale = E8M0[pages[:, 576 * p : 584 * p].reshape(n, p, 8)[..., :7]]
         rope = bf16_value(rows[..., 448:].copy().view("<u2"))
         return np.concatenate([bf16(E4M3[rows[..., :448]] * np.repeat(scale, 64, -1)), rope], -1)
     data_bytes, scale_bytes = (512, 16) if name.startswith("v41") and "fp4" not in name else (256, 32)
     if name.endswith("-page"):
-        data = pages[:, :data_bytes * p].reshape(n, p, data_bytes)
-        scale = pages[:, data_bytes * p:(data_bytes + scale_bytes) * p].reshape(n, p, scale_bytes)
+        data = pages[:, : data_bytes * p].reshape(n, p, data_bytes)
+        scale = pages[:, data_bytes * p : (data_bytes + scale_bytes) * p].reshape(n, p, scale_bytes)
     else:
-        rec = pages[:, :(data_bytes + scale_bytes) * p].reshape(n, p, data_bytes + scale_bytes)
+        rec = pages[:, : (data_bytes + scale_bytes) * p].reshape(n, p, data_bytes + scale_bytes)
         data, scale = rec[..., :data_bytes], rec[..., data_bytes:]
     if data_bytes == 512:
         return bf16(E4M3[data] * np.repeat(E8M0[scale], 32, -1))
@@ -74,8 +75,11 @@ def decode_pages(pages, name, page_size):
 
 
 FORMATS = {  # name: (d_qk, bytes per token, quant layout member)
-    "v32": (576, 656, "V32_FP8Sparse"), "v4": (512, 584, "V4_FP8Sparse"), "v41": (512, 528, "V41_FP8Sparse"),
-    "v41-fp4": (512, 288, "V41_FP4Sparse"), "v41-page": (512, 528, "V41_FP8Sparse_Page"),
+    "v32": (576, 656, "V32_FP8Sparse"),
+    "v4": (512, 584, "V4_FP8Sparse"),
+    "v41": (512, 528, "V41_FP8Sparse"),
+    "v41-fp4": (512, 288, "V41_FP4Sparse"),
+    "v41-page": (512, 528, "V41_FP8Sparse_Page"),
     "v41-fp4-page": (512, 288, "V41_FP4Sparse_Page"),
 }
 
@@ -93,37 +97,45 @@ def random_pages(rng, name, num_pages, page_size, padding=0):
 
     p = page_size
     if name == "v32":
-        rec = pages[:, :656 * p].reshape(num_pages, p, 656)
+        rec = pages[:, : 656 * p].reshape(num_pages, p, 656)
         rec[..., :512] = codes(rec[..., :512].shape)
         rec[..., 512:528] = (rng.uniform(0.05, 0.3, (num_pages, p, 4)).astype("<f4")).view(np.uint8)
         rec[..., 528:] = bf16_bits(rng.normal(0, 0.3, (num_pages, p, 64))).view(np.uint8)
     elif name == "v4":
-        rows = pages[:, :576 * p].reshape(num_pages, p, 576)
+        rows = pages[:, : 576 * p].reshape(num_pages, p, 576)
         rows[..., :448] = codes(rows[..., :448].shape)
         rows[..., 448:] = bf16_bits(rng.normal(0, 0.3, (num_pages, p, 64))).view(np.uint8)
-        pages[:, 576 * p:584 * p] = scales((num_pages, 8 * p))
+        pages[:, 576 * p : 584 * p] = scales((num_pages, 8 * p))
     else:
         fp4 = "fp4" in name
         data_bytes, scale_bytes = (256, 32) if fp4 else (512, 16)
-        data = rng.integers(0, 256, (num_pages, p, data_bytes)).astype(np.uint8) if fp4 else codes(
-            (num_pages, p, data_bytes))
-        scale = rng.integers(0x10, 0x28, (num_pages, p, scale_bytes)).astype(np.uint8) if fp4 else scales(
-            (num_pages, p, scale_bytes))
+        data = (
+            rng.integers(0, 256, (num_pages, p, data_bytes)).astype(np.uint8)
+            if fp4
+            else codes((num_pages, p, data_bytes))
+        )
+        scale = (
+            rng.integers(0x10, 0x28, (num_pages, p, scale_bytes)).astype(np.uint8)
+            if fp4
+            else scales((num_pages, p, scale_bytes))
+        )
         if name.endswith("-page"):
-            pages[:, :data_bytes * p] = data.reshape(num_pages, -1)
-            pages[:, data_bytes * p:per_token * p] = scale.reshape(num_pages, -1)
+            pages[:, : data_bytes * p] = data.reshape(num_pages, -1)
+            pages[:, data_bytes * p : per_token * p] = scale.reshape(num_pages, -1)
         else:
-            pages[:, :per_token * p] = np.concatenate([data, scale], -1).reshape(num_pages, -1)
+            pages[:, : per_token * p] = np.concatenate([data, scale], -1).reshape(num_pages, -1)
     return pages, decode_pages(pages, name, p).reshape(-1, d)
 
 
 def cache_view(kit, pages, page_size, per_token):
     """Page bytes as the four-dimensional tensor [num_pages, P, 1, bytes] that callers pass, padding kept."""
     stride = pages.shape[1]
-    return kit.strided(kit.bytes(pages), (len(pages), page_size, 1, per_token), (stride, per_token, per_token, 1))
+    return kit.strided(
+        kit.bytes(pages), (len(pages), page_size, 1, per_token), (stride, per_token, per_token, 1)
+    )
 
 
-# ---- attention -------------------------------------------------------------------------------------------------------
+# ---- attention ---------------------------------------------------------------------------------------------
 
 
 class Row:
@@ -148,7 +160,7 @@ class Row:
         self.out, self.weight = p @ values, p @ np.abs(values)
         self.size = abs(scale) * (np.abs(keys) @ np.abs(q)).max()
 
-    def check(self, out, lse, max_logits=None, what="", ulp=2.0 ** -8):
+    def check(self, out, lse, max_logits=None, what="", ulp=2.0**-8):
         """Results within the bounds of docs/numerics.md, for weights rounded to bf16."""
         error = np.abs(out - self.out)
         bound = 1.01 * ulp * np.abs(self.out) + ulp * self.weight + 1e-30
@@ -159,13 +171,13 @@ class Row:
             if np.isinf(wanted):
                 assert got == wanted, f"{what}: {name} is {got}, not {wanted}"
             else:
-                bound = 2.0 ** -22 * abs(wanted) + 2.0 ** -19 * self.size + 2.0 ** -23
+                bound = 2.0**-22 * abs(wanted) + 2.0**-19 * self.size + 2.0**-23
                 assert abs(got - wanted) <= bound, f"{what}: {name} is {got}, not {wanted}"
 
 
 def attended(indices, tokens, length=None):
     """The valid entries of an index row."""
-    row = np.asarray(indices)[:None if length is None else max(int(length), 0)]
+    row = np.asarray(indices)[: None if length is None else max(int(length), 0)]
     return row[(row >= 0) & (row < tokens)]
 
 
@@ -182,7 +194,7 @@ def check_decode(out, lse, q, keys_of, scale, sink=None):
                 row.check(out[i, j, h], lse[i, h, j], what=f"request {i}, query {j}, head {h}")
 
 
-# ---- golden files ----------------------------------------------------------------------------------------------------
+# ---- golden files ------------------------------------------------------------------------------------------
 
 _DTYPES = {"BF16": "<u2", "F16": "<f2", "F32": "<f4", "I32": "<i4", "U8": "u1"}
 
@@ -192,15 +204,18 @@ def golden(name):
     raw = (GOLDEN / name).read_bytes()
     size = struct.unpack("<Q", raw[:8])[0]
     tensors = {}
-    for key, item in json.loads(raw[8:8 + size]).items():
+    for key, item in json.loads(raw[8 : 8 + size]).items():
         if key != "__metadata__":
             begin, end = item["data_offsets"]
-            tensors[key] = np.frombuffer(raw[8 + size + begin:8 + size + end], _DTYPES[item["dtype"]]).reshape(
-                item["shape"]).copy()
+            tensors[key] = (
+                np.frombuffer(raw[8 + size + begin : 8 + size + end], _DTYPES[item["dtype"]])
+                .reshape(item["shape"])
+                .copy()
+            )
     return tensors
 
 
-# ---- arrays of every kind --------------------------------------------------------------------------------------------
+# ---- arrays of every kind ----------------------------------------------------------------------------------
 
 
 def torch_or_none():
@@ -212,6 +227,7 @@ def torch_or_none():
 
 class NumpyKit:
     """NumPy arrays; bf16 as uint16."""
+
     name = "numpy"
 
     def bf16(self, x):
@@ -253,6 +269,7 @@ class NumpyKit:
 
 class MlDtypesKit(NumpyKit):
     """NumPy arrays with the types of ml_dtypes."""
+
     name = "ml_dtypes"
 
     def __init__(self, module):
@@ -270,6 +287,7 @@ class MlDtypesKit(NumpyKit):
 
 class TorchKit:
     """torch tensors on the CPU; caches as e4m3 where torch has it."""
+
     name = "torch"
 
     def __init__(self, torch):
@@ -307,8 +325,15 @@ class TorchKit:
 
     def raw(self, x):
         x = x.detach().contiguous()
-        return x.view(self.torch.uint8 if x.element_size() == 1 else self.torch.int16 if x.element_size() == 2
-                      else self.torch.int32).numpy().view(np.uint8)
+        return (
+            x.view(
+                self.torch.uint8
+                if x.element_size() == 1
+                else self.torch.int16 if x.element_size() == 2 else self.torch.int32
+            )
+            .numpy()
+            .view(np.uint8)
+        )
 
     def strides(self, x):
         return tuple(x.stride())
@@ -356,8 +381,8 @@ class DenseCase:
             self.keys.append(keys)
             for j in range(-(-n // page)):
                 table[i, j] = next(order)
-                part = keys[j * page:(j + 1) * page]
-                pool[table[i, j], :len(part)] = part
+                part = keys[j * page : (j + 1) * page]
+                pool[table[i, j], : len(part)] = part
         self.q, self.cache = make(self.q_value), make(pool)
         self.table, self.seqlens = kit.i32(table), kit.i32(lengths)
 
@@ -366,15 +391,30 @@ class DenseCase:
 
         def keys_of(i, j):
             n = self.lengths[i] - self.s_q + j + 1 if causal else self.lengths[i]
-            return self.keys[i][:max(n, 0)]
+            return self.keys[i][: max(n, 0)]
+
         check_decode(kit.value(out), kit.value(lse), self.q_value, keys_of, scale, sink)
 
 
 class SparseCase:
     """Inputs of a sparse decode call: main cache, optional extra cache, invalid entries, lengths, sink."""
 
-    def __init__(self, kit, main="v32", extra=None, seed=0, b=2, s_q=2, h_q=3, topk=24, extra_topk=10, page=8, lengths=True,
-                 sink=True, padding=0):
+    def __init__(
+        self,
+        kit,
+        main="v32",
+        extra=None,
+        seed=0,
+        b=2,
+        s_q=2,
+        h_q=3,
+        topk=24,
+        extra_topk=10,
+        page=8,
+        lengths=True,
+        sink=True,
+        padding=0,
+    ):
         rng = np.random.default_rng(seed)
         self.d = FORMATS[main][0]
         self.b, self.s_q, self.h_q, self.main, self.extra = b, s_q, h_q, main, extra
@@ -419,5 +459,11 @@ class SparseCase:
         return np.concatenate([keys, more])
 
     def check(self, kit, out, lse, scale=None):
-        check_decode(kit.value(out), kit.value(lse), self.q_value, self.keys_of,
-                     self.d ** -0.5 if scale is None else scale, self.sink)
+        check_decode(
+            kit.value(out),
+            kit.value(lse),
+            self.q_value,
+            self.keys_of,
+            self.d**-0.5 if scale is None else scale,
+            self.sink,
+        )

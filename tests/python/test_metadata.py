@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 """get_mla_metadata in all its forms, FlashMLASchedMeta, and that neither ever changes a result."""
+
 import numpy as np
 import pytest
 import support
@@ -10,8 +11,12 @@ from flash_mla import _library as c
 from flash_mla import _operations as operations
 
 VECTORS = [  # lengths, parts, num_splits, rows: the published test vectors, overhead 5
-    ((1000, 64, 0, 300), 4, [0, 2, 3, 4, 5],
-     [(0, 0, 0, 11, 0, 1, 1), (0, 1, 11, 1, 1, 1, 0), (2, 3, 0, 5, 0, 0, 0), None]),
+    (
+        (1000, 64, 0, 300),
+        4,
+        [0, 2, 3, 4, 5],
+        [(0, 0, 0, 11, 0, 1, 1), (0, 1, 11, 1, 1, 1, 0), (2, 3, 0, 5, 0, 0, 0), None],
+    ),
     ((130, 64), 4, [0, 1, 2], [(0, 0, 0, 3, 0, 0, 0), (1, 1, 0, 1, 0, 0, 0), None, None]),
     ((2048,), 3, [0, 3], [(0, 0, 0, 13, 0, 1, 1), (0, 0, 13, 26, 1, 1, 1), (0, 0, 26, 32, 2, 1, 1)]),
 ]
@@ -54,23 +59,34 @@ def test_tables_cover_every_block(kit, lengths):
         covered, blocks = tokens_covered(rows, splits, lengths, (0, 1, 2, 3))
         assert covered == blocks
         splits = kit.value(splits).tolist()
-        assert splits[0] == 0 and all(b > a for a, b in zip(splits, splits[1:])) and len(splits) == len(lengths) + 1
+        assert (
+            splits[0] == 0
+            and all(b > a for a, b in zip(splits, splits[1:]))
+            and len(splits) == len(lengths) + 1
+        )
 
 
 def test_every_form(kit):
     lengths = kit.i32([100, 200])
     obj, none = flash_mla.get_mla_metadata()
     assert isinstance(obj, flash_mla.FlashMLASchedMeta) and none is None
-    for call in (lambda: flash_mla.get_mla_metadata(lengths, 128, 1),
-                 lambda: flash_mla.get_mla_metadata(lengths, 128, 1, 128),
-                 lambda: flash_mla.get_mla_metadata(lengths, 128, 1, 128, True),
-                 lambda: flash_mla.get_mla_metadata(lengths, 128, 1, 128, True, 2048),
-                 lambda: flash_mla.get_mla_metadata(cache_seqlens=lengths, num_heads_per_head_k=128, num_heads_k=1),
-                 lambda: flash_mla.get_mla_metadata(lengths, num_q_tokens_per_head_k=128, num_heads_k=1, num_heads_q=128,
-                                                    is_fp8_kvcache=True, topk=64),
-                 lambda: flash_mla.get_mla_metadata(lengths, 128, 1, something_new=3)):
+    for call in (
+        lambda: flash_mla.get_mla_metadata(lengths, 128, 1),
+        lambda: flash_mla.get_mla_metadata(lengths, 128, 1, 128),
+        lambda: flash_mla.get_mla_metadata(lengths, 128, 1, 128, True),
+        lambda: flash_mla.get_mla_metadata(lengths, 128, 1, 128, True, 2048),
+        lambda: flash_mla.get_mla_metadata(cache_seqlens=lengths, num_heads_per_head_k=128, num_heads_k=1),
+        lambda: flash_mla.get_mla_metadata(
+            lengths, num_q_tokens_per_head_k=128, num_heads_k=1, num_heads_q=128, is_fp8_kvcache=True, topk=64
+        ),
+        lambda: flash_mla.get_mla_metadata(lengths, 128, 1, something_new=3),
+    ):
         table, splits = call()
-        assert table.shape[1] == 8 and tuple(splits.shape) == (3,) and table.dtype == lengths.dtype == splits.dtype
+        assert (
+            table.shape[1] == 8
+            and tuple(splits.shape) == (3,)
+            and table.dtype == lengths.dtype == splits.dtype
+        )
     assert isinstance(flash_mla.get_mla_metadata(num_heads_q=128)[0], flash_mla.FlashMLASchedMeta)
 
 
@@ -94,23 +110,35 @@ def test_what_must_be_refused(kit):
 
 def test_object_records_the_first_call_and_refuses_another(kit):
     case, (meta, _) = DenseCase(kit), flash_mla.get_mla_metadata()
-    assert (meta.have_initialized, meta.config, meta.tile_scheduler_metadata, meta.num_splits) == (False, None, None, None)
+    assert (meta.have_initialized, meta.config, meta.tile_scheduler_metadata, meta.num_splits) == (
+        False,
+        None,
+        None,
+        None,
+    )
     call = (case.q, case.cache, case.table, case.seqlens, 512, meta, None)
     flash_mla.flash_mla_with_kvcache(*call, causal=True)
     assert meta.have_initialized and meta.config.b == 3 and meta.config.s_q == 2 and meta.config.h_q == 4
     assert (meta.config.page_block_size, meta.config.h_k, meta.config.causal, meta.config.is_fp8_kvcache) == (
-        16, 2, True, False)
+        16,
+        2,
+        True,
+        False,
+    )
     assert (meta.config.topk, meta.config.extra_page_block_size, meta.config.extra_topk) == (None, None, None)
     assert meta.config.enable_batch_invariant is False
     assert meta.tile_scheduler_metadata.shape[1] == 8 and tuple(meta.num_splits.shape) == (4,)
     flash_mla.flash_mla_with_kvcache(*call, softmax_scale=0.5, causal=True)
-    for keywords, field in (({"causal": False}, "causal"), ({"causal": True, "enable_batch_invariant": True},
-                                                            "enable_batch_invariant")):
+    for keywords, field in (
+        ({"causal": False}, "causal"),
+        ({"causal": True, "enable_batch_invariant": True}, "enable_batch_invariant"),
+    ):
         with pytest.raises(AssertionError, match=field):
             flash_mla.flash_mla_with_kvcache(*call, **keywords)
     with pytest.raises(AssertionError, match="b is 2"):
-        flash_mla.flash_mla_with_kvcache(case.q[:2], case.cache, case.table[:2], case.seqlens[:2], 512, meta, None,
-                                         causal=True)
+        flash_mla.flash_mla_with_kvcache(
+            case.q[:2], case.cache, case.table[:2], case.seqlens[:2], 512, meta, None, causal=True
+        )
 
 
 def test_object_of_a_sparse_call(kit):
@@ -118,7 +146,12 @@ def test_object_of_a_sparse_call(kit):
     meta, _ = flash_mla.get_mla_metadata()
     flash_mla.flash_mla_with_kvcache(case.q, case.cache, None, None, 512, meta, **case.keywords)
     config = meta.config
-    assert (config.topk, config.extra_topk, config.page_block_size, config.extra_page_block_size) == (24, 10, 8, 9)
+    assert (config.topk, config.extra_topk, config.page_block_size, config.extra_page_block_size) == (
+        24,
+        10,
+        8,
+        9,
+    )
     assert config.is_fp8_kvcache is True and meta.tile_scheduler_metadata is None and meta.num_splits is None
     wide = {"indices": kit.i32(np.zeros((2, 2, 700)) - 1), "topk_length": kit.i32([3, 700])}
     meta, _ = flash_mla.get_mla_metadata()
@@ -133,10 +166,15 @@ def test_metadata_never_changes_results(kit, dense):
     head = (case.q, case.cache, case.table, case.seqlens) if dense else (case.q, case.cache, None, None)
     keywords = {} if dense else case.keywords
     wanted = flash_mla.flash_mla_with_kvcache(*head, 512, None, None, **keywords)
-    garbage = kit.i32(np.random.default_rng(0).integers(-2 ** 31, 2 ** 31, (9, 8)))
-    for meta in (flash_mla.get_mla_metadata(), flash_mla.get_mla_metadata(kit.i32([1, 2, 3]), 8, 1),
-                 flash_mla.get_mla_metadata(kit.i32([9000] * 50), 1, 1, 64, True, 4096), (garbage, garbage[0]),
-                 (garbage[:, :3], None), (flash_mla.FlashMLASchedMeta(), garbage)):
+    garbage = kit.i32(np.random.default_rng(0).integers(-(2**31), 2**31, (9, 8)))
+    for meta in (
+        flash_mla.get_mla_metadata(),
+        flash_mla.get_mla_metadata(kit.i32([1, 2, 3]), 8, 1),
+        flash_mla.get_mla_metadata(kit.i32([9000] * 50), 1, 1, 64, True, 4096),
+        (garbage, garbage[0]),
+        (garbage[:, :3], None),
+        (flash_mla.FlashMLASchedMeta(), garbage),
+    ):
         got = flash_mla.flash_mla_with_kvcache(*head, 512, *meta, **keywords)
         assert all((kit.raw(a) == kit.raw(b)).all() for a, b in zip(got, wanted))
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 """flash_mla.quant: golden bytes, old and new names, index conversion, casts."""
+
 import numpy as np
 import pytest
 import support
@@ -29,11 +30,24 @@ def test_golden_bytes(kit, name, page):
     assert (kit.raw(values) == files[key + ".dequant"].view(np.uint8)).all()
 
 
-@pytest.mark.parametrize("layout, page, stride", [
-    (L.V32_FP8Sparse, 5, 656 * 6), (L.V4_FP8Sparse, 1, 1152), (L.V4_FP8Sparse, 2, 1728), (L.V4_FP8Sparse, 5, 3456),
-    (L.V4_FP8Sparse, 64, 37440), (L.V4_FP8Sparse, 256, 149760), (L.V41_FP8Sparse, 5, 528 * 5),
-    (L.V41_FP4Sparse, 5, 288 * 5), (L.V41_FP8Sparse_Page, 5, 3072), (L.V41_FP8Sparse_Page, 64, 33792),
-    (L.V41_FP8Sparse_Page, 69, 36864), (L.V41_FP4Sparse_Page, 1, 512), (L.V41_FP4Sparse_Page, 64, 18432)])
+@pytest.mark.parametrize(
+    "layout, page, stride",
+    [
+        (L.V32_FP8Sparse, 5, 656 * 6),
+        (L.V4_FP8Sparse, 1, 1152),
+        (L.V4_FP8Sparse, 2, 1728),
+        (L.V4_FP8Sparse, 5, 3456),
+        (L.V4_FP8Sparse, 64, 37440),
+        (L.V4_FP8Sparse, 256, 149760),
+        (L.V41_FP8Sparse, 5, 528 * 5),
+        (L.V41_FP4Sparse, 5, 288 * 5),
+        (L.V41_FP8Sparse_Page, 5, 3072),
+        (L.V41_FP8Sparse_Page, 64, 33792),
+        (L.V41_FP8Sparse_Page, 69, 36864),
+        (L.V41_FP4Sparse_Page, 1, 512),
+        (L.V41_FP4Sparse_Page, 64, 18432),
+    ],
+)
 def test_page_strides_of_the_published_helpers(kit, layout, page, stride):
     x = kit.bf16(np.zeros((2, page, 1, layout.get_meta()[0])))
     per_token = layout.get_bytes_per_token()
@@ -57,8 +71,9 @@ def test_meta():
     assert L.V4_FP8Sparse.get_meta() == (512, 448, 64, 64, 7)
     assert L.V41_FP8Sparse.get_meta() == (512, 448, 64, 32, 16)
     assert L.V41_FP4Sparse.get_meta() == (512, 448, 64, 16, 32)
-    assert [m.get_bytes_per_token() for m in (L.V32_FP8Sparse, L.V4_FP8Sparse, L.V41_FP8Sparse, L.V41_FP4Sparse)] == [
-        656, 584, 528, 288]
+    assert [
+        m.get_bytes_per_token() for m in (L.V32_FP8Sparse, L.V4_FP8Sparse, L.V41_FP8Sparse, L.V41_FP4Sparse)
+    ] == [656, 584, 528, 288]
     assert L.MODEL1_FP8Sparse is L.V4_FP8Sparse and L.V41_FP4 is L.V41_FP4Sparse
     old = quant.FP8KVCacheLayout
     assert old.V32.value == 1 and old.MODEL1.value == 2 and old.MODEL1_FP8Sparse is old.MODEL1
@@ -70,12 +85,19 @@ def test_old_enum_is_the_same_bytes(kit):
     a = quant.quantize_k_cache(x, quant.FP8KVCacheLayout.MODEL1_FP8Sparse)
     b = quant.quantize_k_cache(x, L.V4_FP8Sparse)
     assert (kit.raw(a) == kit.raw(b)).all()
-    assert (kit.raw(quant.dequantize_k_cache(a, quant.FP8KVCacheLayout.MODEL1)) == kit.raw(
-        quant.dequantize_k_cache(b, L.V4_FP8Sparse))).all()
+    assert (
+        kit.raw(quant.dequantize_k_cache(a, quant.FP8KVCacheLayout.MODEL1))
+        == kit.raw(quant.dequantize_k_cache(b, L.V4_FP8Sparse))
+    ).all()
 
 
-@pytest.mark.parametrize("call", [lambda x: quant.quantize_k_cache(x, 512, 128),
-                                  lambda x: quant.quantize_k_cache(x, dv=512, tile_size=128)])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: quant.quantize_k_cache(x, 512, 128),
+        lambda x: quant.quantize_k_cache(x, dv=512, tile_size=128),
+    ],
+)
 def test_first_published_quantiser(kit, call):
     """scale = amax / 448 rounded to bf16; an all-zero group has scale 1 and zero codes."""
     x = bf16(np.random.default_rng(0).normal(size=(2, 3, 1, 576)))
@@ -89,7 +111,9 @@ def test_first_published_quantiser(kit, call):
     assert (scales == wanted).all() and (data[0, 0, 0, :128] & 127 == 0).all()
     values = kit.value(quant.dequantize_k_cache(cache))
     assert np.abs(values - x).max() <= np.abs(x).max() / 8
-    assert (kit.raw(quant.dequantize_k_cache(cache, 512, 128, 576)) == kit.raw(quant.dequantize_k_cache(cache))).all()
+    assert (
+        kit.raw(quant.dequantize_k_cache(cache, 512, 128, 576)) == kit.raw(quant.dequantize_k_cache(cache))
+    ).all()
 
 
 def test_float_and_half_inputs(kit):
@@ -124,12 +148,14 @@ def test_per_token_cast(kit, group):
 
 def test_what_must_be_refused(kit):
     x = kit.bf16(np.zeros((1, 2, 1, 512)))
-    for call, name in ((lambda: quant.quantize_k_cache(x, L.V32_FP8Sparse), "input_k_cache"),
-                       (lambda: quant.quantize_k_cache(x, "v4"), "layout"),
-                       (lambda: quant.quantize_k_cache(x, 448, 64), "dv"),
-                       (lambda: quant.dequantize_k_cache(x, L.V4_FP8Sparse), "quant_k_cache"),
-                       (lambda: quant.per_token_cast(x, "e5m2"), "fmt"),
-                       (lambda: quant.per_token_cast(x, "e4m3", 64), "num_per_channels")):
+    for call, name in (
+        (lambda: quant.quantize_k_cache(x, L.V32_FP8Sparse), "input_k_cache"),
+        (lambda: quant.quantize_k_cache(x, "v4"), "layout"),
+        (lambda: quant.quantize_k_cache(x, 448, 64), "dv"),
+        (lambda: quant.dequantize_k_cache(x, L.V4_FP8Sparse), "quant_k_cache"),
+        (lambda: quant.per_token_cast(x, "e5m2"), "fmt"),
+        (lambda: quant.per_token_cast(x, "e4m3", 64), "num_per_channels"),
+    ):
         with pytest.raises(AssertionError, match=name):
             call()
 
@@ -141,6 +167,7 @@ def test_quantised_here_attended_there(kit):
     cache = quant.quantize_k_cache(kit.bf16(x), L.V4_FP8Sparse)
     tokens = kit.value(quant.dequantize_k_cache(cache, L.V4_FP8Sparse)).reshape(15, 512)
     q = bf16(rng.normal(size=(1, 1, 2, 512)))
-    out, lse = flash_mla.flash_mla_with_kvcache(kit.bf16(q), cache, None, None, 512,
-                                                indices=kit.i32(np.arange(15)[None, None]))
-    support.check_decode(kit.value(out), kit.value(lse), q, lambda i, j: tokens, 512 ** -0.5)
+    out, lse = flash_mla.flash_mla_with_kvcache(
+        kit.bf16(q), cache, None, None, 512, indices=kit.i32(np.arange(15)[None, None])
+    )
+    support.check_decode(kit.value(out), kit.value(lse), q, lambda i, j: tokens, 512**-0.5)
