@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Context parallel decode: the keys of one request are dealt to two ranks like cards (rank r holds tokens r, r + 2, ...).
- * Each rank attends its own part, with an explicit bound per query token because the causal edge lies in global
+ * Context parallel decode: the keys of one request are dealt to two ranks like cards (rank r holds tokens r, r + 2,
+ * ...). Each rank attends its own part, with an explicit bound per query token because the causal edge lies in global
  * positions; fmla_merge joins the two results. Prints the largest difference from the undivided call.
  */
 #include <math.h>
@@ -50,11 +50,11 @@ int main(void)
             part[r][i] = keys[(i / D * RANKS + r) * D + i % D];
         }
         for (int j = 0; j < S_Q; j++) {
-            bound[RANKS][j] = LEN - S_Q + j + 1;                              /* causal, global */
-            bound[r][j] = (bound[RANKS][j] - r + RANKS - 1) / RANKS;          /* of these, the rank's */
+            bound[RANKS][j] = LEN - S_Q + j + 1;                     /* causal, global */
+            bound[r][j] = (bound[RANKS][j] - r + RANKS - 1) / RANKS; /* of these, the rank's */
         }
         out_views[r] = fmla_tensor_3d(outs[r], FMLA_F32, S_Q, H, DV);
-        lse_views[r] = fmla_tensor_2d(lses[r], FMLA_F32, S_Q, H);             /* lse is [h_q, s_q]: swap strides */
+        lse_views[r] = fmla_tensor_2d(lses[r], FMLA_F32, S_Q, H); /* lse is [h_q, s_q]: swap strides */
         lse_views[r].stride[0] = 1;
         lse_views[r].stride[1] = S_Q;
     }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Arbitrary args for fmla_decode over small real buffers: shapes, strides, formats, lengths, block tables and indices come
- * from the input. The call succeeds or says what is wrong; it never touches memory outside the buffers (ASan watches).
+ * Arbitrary args for fmla_decode over small real buffers: shapes, strides, formats, lengths, block tables and indices
+ * come from the input. The call succeeds or says what is wrong; it never touches memory outside the buffers (ASan
+ * watches).
  */
 #include <stdlib.h>
 #include <string.h>

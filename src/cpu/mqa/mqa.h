@@ -4,10 +4,10 @@
  *
  * The work of a call, from large to small:
  *
- *   block   up to 128 rows that share one token list: the heads of one KV head, of one query token or (paged
- * lists) of several query tokens of one request, whose causal bounds differ chunk   FMLAI_PLAN_CHUNK_TOKENS
- * attended tokens of the block's list, main then extra; gives a partial result tile    block_tokens tokens of
- * a chunk, expanded once and shared by all rows: the tile kernels' operand
+ *   block   up to 128 rows that share one token list: heads of one KV head, of one query token or (paged lists) of
+ *           several query tokens of one request, whose causal bounds differ
+ *   chunk   FMLAI_PLAN_CHUNK_TOKENS attended tokens of the block's list, main then extra; gives a partial result
+ *   tile    block_tokens tokens of a chunk, expanded once and shared by all rows: the tile kernels' operand
  *
  * Chunks are counted in attended tokens: entries that are not attended are dropped before cutting. So the
  * bits of a row depend on the sequence of tokens that it attends and on nothing else: not on where invalid
