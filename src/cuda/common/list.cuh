@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * list.cuh: which tokens a query token attends, read from device tensors. Nothing in them is trusted: a length out of range
- * is clamped, an index or a table entry outside the pool means "not attended", and no table entry beyond the needed pages
- * is read.
+ * list.cuh: which tokens a query token attends, read from device tensors. Nothing in them is trusted: a length out of
+ * range is clamped, an index or a table entry outside the pool means "not attended", and no table entry beyond the
+ * needed pages is read.
  */
 #ifndef FLASHMLA_CUDA_LIST_CUH
 #define FLASHMLA_CUDA_LIST_CUH
@@ -93,8 +93,8 @@ static __device__ __forceinline__ int64_t indexed_count(const fmlac_mqa *p, cons
 static __device__ __forceinline__ int64_t paged_slot(const fmlac_list *list, int64_t request, int64_t j)
 {
     int64_t at = quotient(j, list->pool.page_size);
-    int64_t page = list->block_table ? list->block_table[request * list->table_stride + at]
-                                     : request * list->max_pages + at;
+    int64_t page =
+        list->block_table ? list->block_table[request * list->table_stride + at] : request * list->max_pages + at;
     bool valid = page >= 0 && page < list->pool.num_pages;
     return valid ? page * list->pool.page_size + (j - at * list->pool.page_size) : -1;
 }

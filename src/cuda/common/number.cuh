@@ -9,7 +9,7 @@
 #include "params.h"
 #include "ptx/math.cuh"
 
-#define FMLAC_NAN __uint_as_float(0x7FC00000u)
+#define FMLAC_NAN      __uint_as_float(0x7FC00000u)
 #define FMLAC_INFINITY __uint_as_float(0x7F800000u)
 
 static __device__ __forceinline__ bool is_nan(float x)

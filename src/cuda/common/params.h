@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * params.h: what kernels are given, as plain data: the internal descriptions (src/problem.h) with fixed-width fields, and
- * what the host decided about tiles and grids. Included by the host's C and by the kernels; includes nothing of ours.
- * Enum values are those of flashmla_types.h and problem.h (host/describe.c asserts that).
+ * params.h: what kernels are given, as plain data: the internal descriptions (src/problem.h) with fixed-width fields,
+ * and what the host decided about tiles and grids. Included by the host's C and by the kernels; includes nothing of
+ * ours. Enum values are those of flashmla_types.h and problem.h (host/describe.c asserts that).
  */
 #ifndef FLASHMLA_CUDA_PARAMS_H
 #define FLASHMLA_CUDA_PARAMS_H
@@ -37,11 +37,11 @@ typedef struct fmlac_pool {
     int32_t quant_dims;
     int32_t rope_dims;
     int32_t element;
-    int32_t group;        /* never 0 where quant_dims is not */
-    int32_t group_shift;  /* group = 1 << group_shift, or -1 */
+    int32_t group;       /* never 0 where quant_dims is not */
+    int32_t group_shift; /* group = 1 << group_shift, or -1 */
     int32_t scale;
-    int32_t code_bytes;   /* of a token */
-    int32_t scale_bytes;  /* of a token */
+    int32_t code_bytes;  /* of a token */
+    int32_t scale_bytes; /* of a token */
     int32_t data_row_bytes;
     int32_t scale_row_bytes;
     int32_t scale_offset;
@@ -96,9 +96,9 @@ typedef struct fmlac_rows {
 } fmlac_rows;
 
 /*
- * How attention is cut (common/work.cuh). A unit is what the schedule counts: all row tiles of a request (paged lists), of
- * a query token (index lists), or, for ragged batches, one row tile. Columns are the row tiles and KV heads of a unit:
- * they read the same tokens, so their blocks run side by side. Block = part * columns + column.
+ * How attention is cut (common/work.cuh). A unit is what the schedule counts: all row tiles of a request (paged lists),
+ * of a query token (index lists), or, for ragged batches, one row tile. Columns are the row tiles and KV heads of a
+ * unit: they read the same tokens, so their blocks run side by side. Block = part * columns + column.
  */
 typedef struct fmlac_cut {
     int64_t units;
@@ -125,10 +125,11 @@ typedef struct fmlac_mqa {
     float empty_lse;
     float lse_factor;
     /* tiles */
-    int32_t row_bytes;   /* of a row of Q or of a token in shared memory: 1024 or 1152 */
-    int32_t stages;      /* token tiles in flight; quantised formats: 1, and one raw tile */
+    int32_t row_bytes; /* of a row of Q or of a token in shared memory: 1024 or 1152 */
+    int32_t stages;    /* token tiles in flight; quantised formats: 1, and one raw tile */
     int32_t quantised;
-    int32_t raw_pitch;   /* the larger of the two pools' */
+    int32_t aligned;   /* 16-byte copies may read all pools */
+    int32_t raw_pitch; /* the larger of the two pools' */
     int32_t tile_tokens;
     int32_t tile_rows;
     fmlac_cut cut;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * token.cuh: tokens between bytes and numbers, one element or eight at a time. Exact for every (code, scale) pair: the fp32
- * product code * scale, rounded to bf16 once.
+ * token.cuh: tokens between bytes and numbers, one element or eight at a time. Exact for every (code, scale) pair: the
+ * fp32 product code * scale, rounded to bf16 once.
  */
 #ifndef FLASHMLA_CUDA_TOKEN_CUH
 #define FLASHMLA_CUDA_TOKEN_CUH
@@ -20,7 +20,8 @@ static __device__ __forceinline__ uint32_t bytes_u32(const uint8_t *p)
 }
 
 #ifdef FMLAC_QUOTIENT_32
-/* a / b of numbers that are not negative, for kernels that may not call (a call keeps wgmma and setmaxnreg from working): a and b are below 2^32. */
+/* a / b of numbers that are not negative, for kernels that may not call (a call keeps wgmma and setmaxnreg from
+ * working): a and b are below 2^32. */
 static __device__ __forceinline__ int64_t quotient(int64_t a, int64_t b)
 {
     return (int64_t)((uint32_t)a / (uint32_t)b);
@@ -102,7 +103,7 @@ static __device__ __forceinline__ bool scale_is_easy(float scale)
 /* Four e4m3 codes, none of them NaN, as bf16 * 2^-120: sign to bit 15, the seven bits to bits 10..4. */
 static __device__ __forceinline__ void spread_e4m3(uint32_t codes, uint32_t out[2])
 {
-    uint32_t low = __byte_perm(codes, 0, 0x1404);  /* bytes 0 and 1, each in the upper byte of a half */
+    uint32_t low = __byte_perm(codes, 0, 0x1404); /* bytes 0 and 1, each in the upper byte of a half */
     uint32_t high = __byte_perm(codes, 0, 0x3424);
     out[0] = (low & 0x80008000u) | (low >> 4 & 0x07F007F0u);
     out[1] = (high & 0x80008000u) | (high >> 4 & 0x07F007F0u);
@@ -120,57 +121,64 @@ static __device__ __forceinline__ void spread_e2m1(uint32_t codes, uint32_t out[
 
 /* Eight elements j..j+7 of one group, the long way: any scale, any outer scale, NaN codes. Codes and scales in shared
  * memory, at 32-bit addresses. */
-static __device__ __noinline__ void expand_hard(const fmlac_pool *pool, uint32_t codes, float scale, int32_t j,
-                                                uint32_t to)
+static __device__ __noinline__ void expand_hard(int32_t element, float outer_scale, uint32_t codes, float scale,
+                                                int32_t j, uint32_t to)
 {
     for (int32_t at = j; at < j + 8; at++, to += 2) {
         float x;
-        if (pool->element == FMLAC_F4_E2M1) {
+        if (element == FMLAC_F4_E2M1) {
             x = float_of_e2m1(ptx_load_shared_u8(codes + (at >> 1)) >> ((at & 1) * 4));
         } else {
             x = float_of_e4m3(ptx_load_shared_u8(codes + at));
         }
-        ptx_store_shared_u16(to, (uint16_t)bf16_of_float(x * scale * pool->outer_scale));
+        ptx_store_shared_u16(to, (uint16_t)bf16_of_float(x * scale * outer_scale));
     }
 }
 
-/* The scale of element j's group, from a raw row in shared memory. */
-static __device__ __forceinline__ float shared_scale(const fmlac_pool *pool, uint32_t scales, int32_t group)
+/* What the fast decoder must know of a pool. */
+typedef struct fmlac_codes {
+    int32_t element, scale, group_shift, raw_scales;
+    float outer_scale;
+} fmlac_codes;
+
+/* The scale of a group, from a raw row in shared memory. */
+static __device__ __forceinline__ float shared_scale(const fmlac_codes &codes, uint32_t scales, int32_t group)
 {
-    if (pool->scale == FMLAC_F32) {
+    if (codes.scale == FMLAC_F32) {
         return __uint_as_float(ptx_load_shared_u32(scales + group * 4));
     }
-    if (pool->scale == FMLAC_NONE) {
+    if (codes.scale == FMLAC_NONE) {
         return 1.0f;
     }
     uint32_t code = ptx_load_shared_u8(scales + group);
-    return pool->scale == FMLAC_F8_E8M0 ? float_of_e8m0(code) : float_of_e4m3(code);
+    return codes.scale == FMLAC_F8_E8M0 ? float_of_e8m0(code) : float_of_e4m3(code);
 }
 
 /* Eight elements j..j+7 (j a multiple of 8, all inside one group) of a raw row in shared memory, as bf16 to `to`. */
-static __device__ __forceinline__ void expand_8(const fmlac_pool *pool, uint32_t row, int32_t j, uint32_t to)
+static __device__ __forceinline__ void expand_8(const fmlac_codes &codes, uint32_t row, int32_t j, uint32_t to)
 {
-    float scale = shared_scale(pool, row + pool->raw_scales, j >> pool->group_shift);
-    bool hard = pool->outer_scale != 1.0f;
-    uint32_t codes[2], out[4];
-    if (pool->element == FMLAC_F4_E2M1) {
-        codes[0] = ptx_load_shared_u32(row + j / 2);
-        spread_e2m1(codes[0] & 0xFFFFu, out);
-        spread_e2m1(codes[0] >> 16, out + 2);
-        hard = hard || pool->scale != FMLAC_F8_E4M3; /* an e4m3 scale is a bf16 number, its product with e2m1, too */
+    float scale = shared_scale(codes, row + codes.raw_scales, j >> codes.group_shift);
+    bool hard = codes.outer_scale != 1.0f;
+    bool half = codes.element == FMLAC_F4_E2M1;
+    uint32_t bytes[2], out[4];
+    if (half) {
+        bytes[0] = ptx_load_shared_u32(row + j / 2);
+        spread_e2m1(bytes[0] & 0xFFFFu, out);
+        spread_e2m1(bytes[0] >> 16, out + 2);
+        hard = hard || codes.scale != FMLAC_F8_E4M3; /* an e4m3 scale is a bf16 number, its product with e2m1, too */
     } else {
-        ptx_load_shared_64(codes, row + j);
-        spread_e4m3(codes[0], out);
-        spread_e4m3(codes[1], out + 2);
-        uint32_t nan = ((codes[0] & 0x7F7F7F7Fu) + 0x01010101u) | ((codes[1] & 0x7F7F7F7Fu) + 0x01010101u);
+        ptx_load_shared_64(bytes, row + j);
+        spread_e4m3(bytes[0], out);
+        spread_e4m3(bytes[1], out + 2);
+        uint32_t nan = ((bytes[0] & 0x7F7F7F7Fu) + 0x01010101u) | ((bytes[1] & 0x7F7F7F7Fu) + 0x01010101u);
         hard = hard || (nan & 0x80808080u) != 0 || !scale_is_easy(scale);
     }
     if (hard) {
-        expand_hard(pool, row, scale, j, to);
+        expand_hard(codes.element, codes.outer_scale, row, scale, j, to);
         return;
     }
     /* e4m3 codes are 2^120 too small. */
-    uint32_t factor = (__float_as_uint(scale) >> 16) + (pool->element == FMLAC_F4_E2M1 ? 0 : 120u << 7);
+    uint32_t factor = (__float_as_uint(scale) >> 16) + (half ? 0 : 120u << 7);
     factor |= factor << 16;
     for (int i = 0; i < 4; i++) {
         out[i] = ptx_multiply_bf16x2(out[i], factor);

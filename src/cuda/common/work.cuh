@@ -2,11 +2,11 @@
 /*
  * work.cuh: how attention is cut into pieces of work, from lengths that only the device knows.
  *
- * Unit u has starts[u + 1] - starts[u] = tiles + overhead cost. Part p owns cost [p * per, (p + 1) * per); where a border
- * falls into a unit, its list is cut there, rounded so that no piece is shorter than `least` tiles. A part has at most two
- * cut pieces, its first and its last, so block b's partial results go to places 2b (the unit began in an earlier part) and
- * 2b + 1 (it begins here). Everything follows from starts[]: no list of pieces is written, and the combine kernel finds
- * each piece by the same functions.
+ * Unit u has starts[u + 1] - starts[u] = tiles + overhead cost. Part p owns cost [p * per, (p + 1) * per); where a
+ * border falls into a unit, its list is cut there, rounded so that no piece is shorter than `least` tiles. A part has
+ * at most two cut pieces, its first and its last, so block b's partial results go to places 2b (the unit began in an
+ * earlier part) and 2b + 1 (it begins here). Everything follows from starts[]: no list of pieces is written, and the
+ * combine kernel finds each piece by the same functions.
  */
 #ifndef FLASHMLA_CUDA_WORK_CUH
 #define FLASHMLA_CUDA_WORK_CUH
@@ -16,14 +16,14 @@
 /* One row tile of one unit: rows row0 .. row0 + rows - 1 of the (query token, head of the group) pairs of a KV head. */
 typedef struct fmlac_work {
     int64_t request;
-    int64_t first;    /* query token of row 0 of the unit */
-    int64_t queries;  /* query tokens that share the unit */
+    int64_t first;   /* query token of row 0 of the unit */
+    int64_t queries; /* query tokens that share the unit */
     int64_t row0;
-    int64_t rows;     /* at least 0 */
+    int64_t rows; /* at least 0 */
     int32_t kv_head;
-    int32_t group;    /* heads per KV head */
-    int64_t tiles;    /* of list positions, the extra list's after the main one's */
-    int64_t main_count;  /* entries that some row may attend */
+    int32_t group;      /* heads per KV head */
+    int64_t tiles;      /* of list positions, the extra list's after the main one's */
+    int64_t main_count; /* entries that some row may attend */
     int64_t extra_count;
 } fmlac_work;
 

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * check.c: FLASHMLA_CHECK=1. Values in device tensors that the kernels would treat as "not attended" are looked for by one
- * kernel before the call, and the first is reported. This waits for the device, so it is for finding faults, and it is left
- * out while a stream is captured into a graph.
+ * check.c: FLASHMLA_CHECK=1. Values in device tensors that the kernels would treat as "not attended" are looked for by
+ * one kernel before the call, and the first is reported. This waits for the device, so it is for finding faults, and it
+ * is left out while a stream is captured into a graph.
  */
 #include "cuda_host.h"
 
 extern void fmlak_check_lengths_sm80(void);
 extern void fmlak_check_entries_sm80(void);
 
-static const char *const kinds[] = {"cache_seqlens", "block_table", "kv_bound", "indices", "extra_indices", "topk_length",
-                                    "extra_topk_length", "cu_seqlens_q", "token_positions"};
+static const char *const kinds[] = {"cache_seqlens",     "block_table",   "kv_bound",
+                                    "indices",           "extra_indices", "topk_length",
+                                    "extra_topk_length", "cu_seqlens_q",  "token_positions"};
 
 fmla_status fmlac_check_mqa(const fmlac_state *state, const fmlac_mqa *p, const fmlai_call *call)
 {
@@ -29,10 +30,14 @@ fmla_status fmlac_check_mqa(const fmlac_state *state, const fmlac_mqa *p, const 
         return FMLA_OK;
     }
     int64_t rows = p->batch > p->num_tokens ? p->batch : p->num_tokens;
-    fmlac_launch lengths = {.kernel = (const void *)fmlak_check_lengths_sm80, .name = "fmlak_check_lengths_sm80",
-                            .blocks = fmlac_ceil(rows + 1, 256), .threads = 256};
-    fmlac_launch entries = {.kernel = (const void *)fmlak_check_entries_sm80, .name = "fmlak_check_entries_sm80",
-                            .blocks = rows * p->h_kv, .threads = 256};
+    fmlac_launch lengths = {.kernel = (const void *)fmlak_check_lengths_sm80,
+                            .name = "fmlak_check_lengths_sm80",
+                            .blocks = fmlac_ceil(rows + 1, 256),
+                            .threads = 256};
+    fmlac_launch entries = {.kernel = (const void *)fmlak_check_entries_sm80,
+                            .name = "fmlak_check_entries_sm80",
+                            .blocks = rows * p->h_kv,
+                            .threads = 256};
     code = cudaMemsetAsync(state->report, 0xFF, sizeof report, stream);
     fmla_status status = code == cudaSuccess ? FMLA_OK : fmlac_cuda_fail(call->error, code, "cudaMemsetAsync");
     if (status == FMLA_OK) {

@@ -73,8 +73,8 @@ static fmla_status read_device(fmlac_state *state, const fmla_context_config *co
     state->shared_processor = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
     state->dependent_launch = state->capability >= 90;
     if (!built_for(state->capability)) {
-        return fmlai_fail(error, FMLA_ERROR_UNSUPPORTED_DEVICE, "device %d has compute capability %d.%d; built: %s", device,
-                          state->capability / 10, state->capability % 10, FMLAC_ARCHS);
+        return fmlai_fail(error, FMLA_ERROR_UNSUPPORTED_DEVICE, "device %d has compute capability %d.%d; built: %s",
+                          device, state->capability / 10, state->capability % 10, FMLAC_ARCHS);
     }
     if (config->cuda_profile_kib > 0 && config->cuda_profile_kib * 1024 > state->shared_block) {
         return fmlai_fail(error, FMLA_ERROR_UNSUPPORTED, "cuda_profile_kib: %d; this device has %d KiB per block",
@@ -83,8 +83,10 @@ static fmla_status read_device(fmlac_state *state, const fmla_context_config *co
     if (config->cuda_profile_kib > 0) {
         state->shared_block = config->cuda_profile_kib * 1024;
     }
-    if (config->cuda_kernels == 2) {
-        return fmlai_fail(error, FMLA_ERROR_UNSUPPORTED, "cuda_kernels: 2 (Hopper); built: 1 (portable)");
+    fmlac_hopper_open(state, config->cuda_kernels);
+    if (config->cuda_kernels == 2 && !state->hopper) {
+        return fmlai_fail(error, FMLA_ERROR_UNSUPPORTED,
+                          "cuda_kernels: 2 (Hopper); this device or this build offers 1 (portable)");
     }
     return FMLA_OK;
 }
@@ -102,8 +104,8 @@ static fmla_status open_state(const fmla_context_config *config, const fmlai_all
     if (!state) {
         return fmlai_fail(error, FMLA_ERROR_OUT_OF_MEMORY, "no memory for a CUDA context");
     }
-    *state = (fmlac_state){.allocator = *allocator, .device = config->device_index,
-                           .check = check != NULL && strcmp(check, "1") == 0};
+    *state = (fmlac_state){
+        .allocator = *allocator, .device = config->device_index, .check = check != NULL && strcmp(check, "1") == 0};
     status = read_device(state, config, error);
     if (status == FMLA_OK && state->check) {
         status = fmlac_enter(state->device, &before, error);

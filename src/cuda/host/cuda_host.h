@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * cuda_host.h: the host side of the CUDA plugin: its state, launches, and descriptions as kernels want them. Plain C over
- * the CUDA runtime; a call enqueues kernels on the caller's stream and touches nothing else.
+ * cuda_host.h: the host side of the CUDA plugin: its state, launches, and descriptions as kernels want them. Plain C
+ * over the CUDA runtime; a call enqueues kernels on the caller's stream and touches nothing else.
  */
 #ifndef FLASHMLA_CUDA_HOST_H
 #define FLASHMLA_CUDA_HOST_H
@@ -15,14 +15,25 @@
 typedef struct fmlac_state {
     fmlai_allocator allocator;
     int device;
-    int processors;         /* multiprocessors */
-    int capability;         /* 10 * major + minor */
-    int shared_block;       /* bytes of shared memory that a block may have: the device's, or the profile's if smaller */
-    int shared_processor;   /* bytes of a multiprocessor */
-    bool dependent_launch;  /* programmatic dependent launch: sm_90 and up */
-    bool check;             /* FLASHMLA_CHECK=1 */
-    fmlac_report *report;   /* device memory, with check only */
+    int processors;        /* multiprocessors */
+    int capability;        /* 10 * major + minor */
+    int shared_block;      /* bytes of shared memory that a block may have: the device's, or the profile's if smaller */
+    int shared_processor;  /* bytes of a multiprocessor */
+    bool dependent_launch; /* programmatic dependent launch: sm_90 and up */
+    bool check;            /* FLASHMLA_CHECK=1 */
+    fmlac_report *report;  /* device memory, with check only */
+    bool hopper;             /* the kernels of sm90a/ may be used */
+    void *encode_tensor_map; /* the driver's cuTensorMapEncodeTiled; NULL: no TMA */
 } fmlac_state;
+
+/* A tiled attention kernel. */
+typedef struct fmlac_kernel {
+    void (*function)(void);
+    const char *name;
+    fmla_dtype dtype;
+    int rows, tokens, warps;
+    int shared_kib; /* profile that it was made for */
+} fmlac_kernel;
 
 /* One kernel launch. */
 typedef struct fmlac_launch {
@@ -40,7 +51,8 @@ fmla_status fmlac_cuda_fail(fmlai_error *error, cudaError_t code, const char *wh
 fmla_status fmlac_enter(int device, int *before, fmlai_error *error);
 void fmlac_leave(int before);
 /* Enqueues a kernel with its parameter struct on the call's stream. The state's device is current. */
-fmla_status fmlac_enqueue(const fmlac_state *state, const fmlai_call *call, const fmlac_launch *launch, const void *params);
+fmla_status fmlac_enqueue(const fmlac_state *state, const fmlai_call *call, const fmlac_launch *launch,
+                          const void *params);
 /* One launch with the state's device made current around it. */
 fmla_status fmlac_run(const fmlac_state *state, const fmlai_call *call, const fmlac_launch *launch, const void *params);
 
@@ -53,6 +65,15 @@ void fmlac_describe_mqa(fmlac_mqa *to, const fmlai_mqa *from);
 
 /* check.c: with FLASHMLA_CHECK=1, looks at the values in a description's tensors and waits for the answer. */
 fmla_status fmlac_check_mqa(const fmlac_state *state, const fmlac_mqa *p, const fmlai_call *call);
+
+/* mqa_sm90a.c: the Hopper attention kernels. `wanted`: cuda_kernels of the context's configuration. */
+void fmlac_hopper_open(fmlac_state *state, int32_t wanted);
+/* The kernel for a description, NULL: the portable ones. */
+const fmlac_kernel *fmlac_hopper_choose(const fmlac_state *state, const fmlac_mqa *p);
+size_t fmlac_hopper_shared(void);
+/* Enqueues it; launch: all but kernel and name. */
+fmla_status fmlac_hopper_enqueue(const fmlac_state *state, const fmlai_call *call, fmlac_launch *launch,
+                                 const fmlac_kernel *kernel, const fmlac_mqa *p);
 
 /* Entries of the backend's table. */
 size_t fmlac_mqa_workspace(const void *state, const fmlai_mqa *p);

@@ -4,9 +4,10 @@
 
 #include "cuda_host.h"
 
-_Static_assert((int)FMLAC_BF16 == (int)FMLA_BF16 && (int)FMLAC_F16 == (int)FMLA_F16 && (int)FMLAC_F32 == (int)FMLA_F32 &&
-                   (int)FMLAC_I64 == (int)FMLA_I64 && (int)FMLAC_F8_E4M3 == (int)FMLA_F8_E4M3 &&
-                   (int)FMLAC_F8_E8M0 == (int)FMLA_F8_E8M0 && (int)FMLAC_F4_E2M1 == (int)FMLA_F4_E2M1,
+_Static_assert((int)FMLAC_BF16 == (int)FMLA_BF16 && (int)FMLAC_F16 == (int)FMLA_F16 &&
+                   (int)FMLAC_F32 == (int)FMLA_F32 && (int)FMLAC_I64 == (int)FMLA_I64 &&
+                   (int)FMLAC_F8_E4M3 == (int)FMLA_F8_E4M3 && (int)FMLAC_F8_E8M0 == (int)FMLA_F8_E8M0 &&
+                   (int)FMLAC_F4_E2M1 == (int)FMLA_F4_E2M1,
                "kernels and the API number dtypes alike");
 _Static_assert((int)FMLAC_LAYOUT_RECORD == (int)FMLA_LAYOUT_RECORD && (int)FMLAC_LAYOUT_PAGE == (int)FMLA_LAYOUT_PAGE &&
                    (int)FMLAC_LIST_PAGED == (int)FMLAI_LIST_PAGED && (int)FMLAC_LIST_INDEXED == (int)FMLAI_LIST_INDEXED,

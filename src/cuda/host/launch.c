@@ -42,7 +42,8 @@ void fmlac_leave(int before)
     }
 }
 
-fmla_status fmlac_enqueue(const fmlac_state *state, const fmlai_call *call, const fmlac_launch *launch, const void *params)
+fmla_status fmlac_enqueue(const fmlac_state *state, const fmlai_call *call, const fmlac_launch *launch,
+                          const void *params)
 {
     cudaLaunchAttribute attribute = {.id = cudaLaunchAttributeProgrammaticStreamSerialization};
     attribute.val.programmaticStreamSerializationAllowed = 1;

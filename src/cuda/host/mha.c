@@ -15,8 +15,8 @@ extern void fmlak_mha_queries_bf16_sm80(void);
 extern void fmlak_mha_queries_f16_sm80(void);
 extern void fmlak_mha_queries_any_sm80(void);
 
-#define FORWARD_ROWS 128
-#define FORWARD_KEYS 64
+#define FORWARD_ROWS  128
+#define FORWARD_KEYS  64
 #define BACKWARD_ROWS 64
 #define BACKWARD_STEP 32
 
@@ -63,8 +63,8 @@ static int64_t slots_of(int64_t total, int64_t rows, const int32_t *cu_seqlens, 
     return cu_seqlens ? total / rows + batch : fmlac_ceil(total, rows);
 }
 
-static fmla_status enqueue_sides(const fmlac_state *state, const fmlai_call *call, const fmlac_launch *launches, int count,
-                                 const fmlac_mha *params)
+static fmla_status enqueue_sides(const fmlac_state *state, const fmlai_call *call, const fmlac_launch *launches,
+                                 int count, const fmlac_mha *params)
 {
     int before;
     fmla_status status = fmlac_enter(state->device, &before, call->error);
@@ -102,8 +102,10 @@ fmla_status fmlac_mha_forward(void *opaque, const fmlai_mha *from, const fmlai_c
         .shared = stages > queries ? stages : queries,
     };
     if (!has_tiles(&p) || launch.shared > (size_t)state->shared_block) {
-        launch = (fmlac_launch){.kernel = (const void *)fmlak_mha_forward_any_sm80, .name = "fmlak_mha_forward_any_sm80",
-                                .blocks = p.total_q * p.h_q, .threads = 128,
+        launch = (fmlac_launch){.kernel = (const void *)fmlak_mha_forward_any_sm80,
+                                .name = "fmlak_mha_forward_any_sm80",
+                                .blocks = p.total_q * p.h_q,
+                                .threads = 128,
                                 .shared = (size_t)(p.d_qk + p.d_v) * sizeof(float)};
     }
     return enqueue_sides(state, call, &launch, 1, &p);
@@ -128,21 +130,32 @@ fmla_status fmlac_mha_backward(void *opaque, const fmlai_mha *from, const fmlai_
     size_t both = row_bytes(p->d_qk) + row_bytes(p->d_v);
     size_t shared = (BACKWARD_ROWS + 2 * BACKWARD_STEP) * both;
     fmlac_launch launches[3] = {
-        {.kernel = (const void *)fmlak_mha_delta_sm80, .name = "fmlak_mha_delta_sm80",
-         .blocks = fmlac_ceil(p->total_q * p->h_q, 8), .threads = 256},
+        {.kernel = (const void *)fmlak_mha_delta_sm80,
+         .name = "fmlak_mha_delta_sm80",
+         .blocks = fmlac_ceil(p->total_q * p->h_q, 8),
+         .threads = 256},
         {.kernel = (const void *)(f16 ? fmlak_mha_keys_f16_sm80 : fmlak_mha_keys_bf16_sm80),
-         .name = f16 ? "fmlak_mha_keys_f16_sm80" : "fmlak_mha_keys_bf16_sm80", .blocks = p[1].slots * p->h_kv,
-         .threads = 128, .shared = shared + 4 * BACKWARD_STEP * sizeof(float)},
+         .name = f16 ? "fmlak_mha_keys_f16_sm80" : "fmlak_mha_keys_bf16_sm80",
+         .blocks = p[1].slots * p->h_kv,
+         .threads = 128,
+         .shared = shared + 4 * BACKWARD_STEP * sizeof(float)},
         {.kernel = (const void *)(f16 ? fmlak_mha_queries_f16_sm80 : fmlak_mha_queries_bf16_sm80),
-         .name = f16 ? "fmlak_mha_queries_f16_sm80" : "fmlak_mha_queries_bf16_sm80", .blocks = p[2].slots * p->h_q,
-         .threads = 128, .shared = shared},
+         .name = f16 ? "fmlak_mha_queries_f16_sm80" : "fmlak_mha_queries_bf16_sm80",
+         .blocks = p[2].slots * p->h_q,
+         .threads = 128,
+         .shared = shared},
     };
     if (!has_tiles(p) || launches[1].shared > (size_t)state->shared_block) {
         size_t floats = (size_t)(p->d_qk + p->d_v);
-        launches[1] = (fmlac_launch){.kernel = (const void *)fmlak_mha_keys_any_sm80, .name = "fmlak_mha_keys_any_sm80",
-                                     .blocks = p->total_kv * p->h_kv, .threads = 128, .shared = 2 * floats * sizeof(float)};
+        launches[1] = (fmlac_launch){.kernel = (const void *)fmlak_mha_keys_any_sm80,
+                                     .name = "fmlak_mha_keys_any_sm80",
+                                     .blocks = p->total_kv * p->h_kv,
+                                     .threads = 128,
+                                     .shared = 2 * floats * sizeof(float)};
         launches[2] = (fmlac_launch){.kernel = (const void *)fmlak_mha_queries_any_sm80,
-                                     .name = "fmlak_mha_queries_any_sm80", .blocks = p->total_q * p->h_q, .threads = 128,
+                                     .name = "fmlak_mha_queries_any_sm80",
+                                     .blocks = p->total_q * p->h_q,
+                                     .threads = 128,
                                      .shared = (floats + (size_t)p->d_qk) * sizeof(float)};
     }
     return enqueue_sides(state, call, launches, 3, p);

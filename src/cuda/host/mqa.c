@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * mqa.c: how attention over token lists is launched: which kernel, how many token tiles in flight, how the lists are cut.
- * Everything is decided from shapes; lengths are met on the device (common/work.cuh).
+ * mqa.c: how attention over token lists is launched: which kernel, how many token tiles in flight, how the lists are
+ * cut. Everything is decided from shapes; lengths are met on the device (common/work.cuh).
  */
 #include <stddef.h>
 
 #include "cuda_host.h"
 
-#define OUT_COLUMNS 512
-#define UNITS_MAX 16384   /* the plan kernel's: beyond it every unit is a block's own */
-#define STAGES_MAX 4
-#define PIECE_TOKENS 256  /* least length of a piece of a cut list */
+#define OUT_COLUMNS     512
+#define UNITS_MAX       16384 /* the plan kernel's: beyond it every unit is a block's own */
+#define STAGES_MAX      4
+#define PIECE_TOKENS    256 /* least length of a piece of a cut list */
 #define OVERHEAD_TOKENS 256 /* what beginning and ending a piece costs, in tokens */
 
 extern void fmlak_mqa_bf16_16x32x4_sm80(void);
@@ -26,16 +26,8 @@ extern void fmlak_mqa_any_sm80(void);
 extern void fmlak_mqa_plan_sm80(void);
 extern void fmlak_mqa_combine_sm80(void);
 
-typedef struct kernel {
-    void (*function)(void);
-    const char *name;
-    fmla_dtype dtype;
-    int rows, tokens, warps;
-    int shared_kib; /* profile that it was made for */
-} kernel;
-
 /* For each dtype in order of preference: the first that fits the shared memory and holds the rows, else the last. */
-static const kernel kernels[] = {
+static const fmlac_kernel kernels[] = {
     {fmlak_mqa_bf16_16x64x8_sm80, "fmlak_mqa_bf16_16x64x8_sm80", FMLA_BF16, 16, 64, 8, 227},
     {fmlak_mqa_bf16_16x32x4_sm80, "fmlak_mqa_bf16_16x32x4_sm80", FMLA_BF16, 16, 32, 4, 99},
     {fmlak_mqa_bf16_32x32x8_sm80, "fmlak_mqa_bf16_32x32x8_sm80", FMLA_BF16, 32, 32, 8, 163},
@@ -69,11 +61,12 @@ static bool pool_tiles(const fmlac_list *list, int32_t q_dtype)
     }
     return q_dtype == FMLAC_BF16 && (pool->element == FMLAC_F8_E4M3 || pool->element == FMLAC_F4_E2M1) &&
            pool->group_shift >= 3 && pool->quant_dims % 8 == 0 && pool->d_qk % 8 == 0 && pool->rope_offset % 8 == 0 &&
-           pool->d_qk == pool->quant_dims + pool->rope_dims && (pool->scale != FMLAC_F32 || pool->scale_offset % 4 == 0);
+           pool->d_qk == pool->quant_dims + pool->rope_dims &&
+           (pool->scale != FMLAC_F32 || pool->scale_offset % 4 == 0);
 }
 
 /* Shared memory of a block, as mqa_shared_plan lays it out. */
-static size_t shared_bytes(const kernel *k, const fmlac_mqa *p, int stages)
+static size_t shared_bytes(const fmlac_kernel *k, const fmlac_mqa *p, int stages)
 {
     int ring = p->quantised ? 2 : stages, groups = k->warps / (k->rows / 16);
     size_t bytes = (size_t)k->rows * (size_t)p->row_bytes;
@@ -86,11 +79,11 @@ static size_t shared_bytes(const kernel *k, const fmlac_mqa *p, int stages)
     return bytes;
 }
 
-static const kernel *choose(const fmlac_state *state, const fmlac_mqa *p, int64_t rows)
+static const fmlac_kernel *choose(const fmlac_state *state, const fmlac_mqa *p, int64_t rows)
 {
-    const kernel *best = NULL;
+    const fmlac_kernel *best = NULL;
     for (size_t i = 0; i < sizeof kernels / sizeof kernels[0]; i++) {
-        const kernel *k = &kernels[i];
+        const fmlac_kernel *k = &kernels[i];
         if ((int)k->dtype != p->q.dtype || k->shared_kib * 1024 > state->shared_block ||
             shared_bytes(k, p, 2) > (size_t)state->shared_block) {
             continue;
@@ -114,10 +107,11 @@ static int64_t rows_of_unit(const fmlai_mqa *p)
 }
 
 typedef struct decision {
-    const kernel *kernel; /* NULL: the kernel for anything */
+    const fmlac_kernel *kernel; /* NULL: the kernel for anything */
     size_t shared;
     int64_t slots; /* blocks that run at a time */
     bool may_cut;
+    bool hopper;
 } decision;
 
 static decision decide(const fmlac_state *state, const fmlai_mqa *from, fmlac_mqa *p)
@@ -126,10 +120,19 @@ static decision decide(const fmlac_state *state, const fmlai_mqa *from, fmlac_mq
     fmlac_describe_mqa(p, from);
     p->quantised = is_quantised(&p->main) || is_quantised(&p->extra);
     p->raw_pitch = p->main.pool.raw_pitch > p->extra.pool.raw_pitch ? p->main.pool.raw_pitch : p->extra.pool.raw_pitch;
+    p->aligned = p->main.pool.aligned && (p->extra.kind == FMLAC_LIST_NONE || p->extra.pool.aligned);
     p->row_bytes = p->d_qk <= 512 ? 1024 : 1152;
     bool mixed = p->extra.kind != FMLAC_LIST_NONE && is_quantised(&p->main) != is_quantised(&p->extra);
     if (p->d_qk > 576 || p->d_v > OUT_COLUMNS || mixed || !pool_tiles(&p->main, p->q.dtype) ||
         !pool_tiles(&p->extra, p->q.dtype)) {
+        return d;
+    }
+    const fmlac_kernel *hopper = fmlac_hopper_choose(state, p);
+    if (hopper) {
+        d = (decision){.kernel = hopper, .shared = fmlac_hopper_shared(), .slots = state->processors,
+                       .may_cut = !from->batch_invariant, .hopper = true};
+        p->tile_rows = hopper->rows;
+        p->tile_tokens = hopper->tokens;
         return d;
     }
     d.kernel = choose(state, p, rows_of_unit(from));
@@ -208,8 +211,10 @@ size_t fmlac_mqa_workspace(const void *state, const fmlai_mqa *from)
 
 static fmla_status run_any(const fmlac_state *state, const fmlac_mqa *p, const fmlai_call *call)
 {
-    fmlac_launch launch = {.kernel = (const void *)fmlak_mqa_any_sm80, .name = "fmlak_mqa_any_sm80",
-                           .blocks = p->num_tokens * p->h_q, .threads = 128,
+    fmlac_launch launch = {.kernel = (const void *)fmlak_mqa_any_sm80,
+                           .name = "fmlak_mqa_any_sm80",
+                           .blocks = p->num_tokens * p->h_q,
+                           .threads = 128,
                            .shared = (size_t)(p->d_qk + p->d_v) * sizeof(float)};
     if (p->fused.enabled) {
         return fmlai_fail(call->error, FMLA_ERROR_UNSUPPORTED,
@@ -228,33 +233,48 @@ static fmla_status clear_scale_padding(const fmlac_mqa *p, const fmlai_call *cal
         return FMLA_OK;
     }
     size_t words = (size_t)f->groups * (size_t)f->group_heads * (size_t)p->d_v / 128;
-    cudaError_t code = cudaMemset2DAsync(f->scale + p->num_tokens * 4, (size_t)f->scale_rows * 4, 0, (size_t)padding * 4,
-                                         words, (cudaStream_t)call->stream);
+    cudaError_t code = cudaMemset2DAsync(f->scale + p->num_tokens * 4, (size_t)f->scale_rows * 4, 0,
+                                         (size_t)padding * 4, words, (cudaStream_t)call->stream);
     return code == cudaSuccess ? FMLA_OK : fmlac_cuda_fail(call->error, code, "cudaMemset2DAsync");
+}
+
+static fmla_status enqueue_attention(const fmlac_state *state, const decision *d, fmlac_launch *launch,
+                                     const fmlac_mqa *p, const fmlai_call *call)
+{
+    if (d->hopper) { /* blocks take one piece after another */
+        launch->blocks = launch->blocks < d->slots ? launch->blocks : d->slots;
+        return fmlac_hopper_enqueue(state, call, launch, d->kernel, p);
+    }
+    return fmlac_enqueue(state, call, launch, p);
 }
 
 static fmla_status run_tiled(const fmlac_state *state, const decision *d, fmlac_mqa *p, const fmlai_call *call)
 {
     cut_work(d, p);
     uint8_t *workspace = call->workspace;
-    fmlac_launch plan = {.kernel = (const void *)fmlak_mqa_plan_sm80, .name = "fmlak_mqa_plan_sm80", .blocks = 1,
-                         .threads = 1024};
-    fmlac_launch attend = {.kernel = (const void *)d->kernel->function, .name = d->kernel->name,
-                           .blocks = p->cut.units * p->cut.columns, .threads = d->kernel->warps * 32,
+    fmlac_launch plan = {
+        .kernel = (const void *)fmlak_mqa_plan_sm80, .name = "fmlak_mqa_plan_sm80", .blocks = 1, .threads = 1024};
+    fmlac_launch attend = {.kernel = (const void *)d->kernel->function,
+                           .name = d->kernel->name,
+                           .blocks = p->cut.units * p->cut.columns,
+                           .threads = d->kernel->warps * 32,
                            .shared = d->shared};
     if (p->cut.parts == 0) {
-        return fmlac_enqueue(state, call, &attend, p);
+        return enqueue_attention(state, d, &attend, p, call);
     }
     p->cut.starts = (int64_t *)workspace;
     p->cut.partial = (float *)(workspace + schedule_bytes(p));
     p->cut.partial_scalar = (float *)(workspace + schedule_bytes(p) + partial_bytes(d));
     attend.blocks = p->cut.parts * p->cut.columns;
     attend.dependent = true;
-    fmlac_launch combine = {.kernel = (const void *)fmlak_mqa_combine_sm80, .name = "fmlak_mqa_combine_sm80",
-                            .blocks = attend.blocks * (p->tile_rows / 8), .threads = 256, .dependent = true};
+    fmlac_launch combine = {.kernel = (const void *)fmlak_mqa_combine_sm80,
+                            .name = "fmlak_mqa_combine_sm80",
+                            .blocks = attend.blocks * (p->tile_rows / 8),
+                            .threads = 256,
+                            .dependent = true};
     fmla_status status = fmlac_enqueue(state, call, &plan, p);
     if (status == FMLA_OK) {
-        status = fmlac_enqueue(state, call, &attend, p);
+        status = enqueue_attention(state, d, &attend, p, call);
     }
     return status == FMLA_OK ? fmlac_enqueue(state, call, &combine, p) : status;
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* small.c: launches of everything that is not attention: caches, merge, casts, permutations, index conversion, schedules. */
+/* small.c: launches of everything that is not attention: caches, merge, casts, permutations, index conversion,
+ * schedules. */
 #include <string.h>
 
 #include "cuda_host.h"
@@ -15,7 +16,7 @@ extern void fmlak_permute_wv_sm80(void);
 extern void fmlak_schedule_sm80(void);
 
 #define THREADS 256
-#define WARPS (THREADS / 32)
+#define WARPS   (THREADS / 32)
 
 static fmlac_launch launch_of(void (*function)(void), const char *name, int64_t blocks)
 {
@@ -45,7 +46,8 @@ fmla_status fmlac_dequantize(void *state, const fmlai_transcode *from, const fml
 {
     fmlac_transcode p;
     describe_transcode(&p, from);
-    fmlac_launch launch = launch_of(fmlak_dequantize_sm80, "fmlak_dequantize_sm80", fmlac_ceil(p.count * p.heads, WARPS));
+    fmlac_launch launch =
+        launch_of(fmlak_dequantize_sm80, "fmlak_dequantize_sm80", fmlac_ceil(p.count * p.heads, WARPS));
     return fmlac_run(state, call, &launch, &p);
 }
 
@@ -106,8 +108,8 @@ fmla_status fmlac_fp8_cast_run(void *state, const fmlai_fp8_cast *from, const fm
         .group = from->group,
         .dtype = (int32_t)from->dtype,
     };
-    fmlac_launch launch = launch_of(fmlak_fp8_cast_sm80, "fmlak_fp8_cast_sm80",
-                                    fmlac_ceil(p.rows * (p.cols / p.group), WARPS));
+    fmlac_launch launch =
+        launch_of(fmlak_fp8_cast_sm80, "fmlak_fp8_cast_sm80", fmlac_ceil(p.rows * (p.cols / p.group), WARPS));
     return fmlac_run(state, call, &launch, &p);
 }
 
@@ -159,9 +161,9 @@ fmla_status fmlac_permute_run(void *state, const fmlai_permute *from, const fmla
         .out_scale_stride = {from->out_scale_stride[0], from->out_scale_stride[1], from->out_scale_stride[2]},
     };
     bool q_b = from->kind == FMLA_OP_PERMUTE_Q_B;
-    fmlac_launch launch = launch_of(q_b ? fmlak_permute_q_b_sm80 : fmlak_permute_wv_sm80,
-                                    q_b ? "fmlak_permute_q_b_sm80" : "fmlak_permute_wv_sm80",
-                                    fmlac_ceil(p.groups * p.rows, WARPS));
+    fmlac_launch launch =
+        launch_of(q_b ? fmlak_permute_q_b_sm80 : fmlak_permute_wv_sm80,
+                  q_b ? "fmlak_permute_q_b_sm80" : "fmlak_permute_wv_sm80", fmlac_ceil(p.groups * p.rows, WARPS));
     return fmlac_run(state, call, &launch, &p);
 }
 

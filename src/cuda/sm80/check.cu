@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * check.cu: FLASHMLA_CHECK=1: looks at lengths, tables and indices, and keeps the first that the attention kernels would
- * clamp or leave out. An index of -1 is padding, not a fault. Kinds number as in host/check.c.
+ * check.cu: FLASHMLA_CHECK=1: looks at lengths, tables and indices, and keeps the first that the attention kernels
+ * would clamp or leave out. An index of -1 is padding, not a fault. Kinds number as in host/check.c.
  */
 #include "common/list.cuh"
 

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * combine.cu: joins the partial results of rows whose list was cut. One warp per row of each block of the attention kernel
- * that holds a first piece; pieces are added in the order of their parts, the sink once.
+ * combine.cu: joins the partial results of rows whose list was cut. One warp per row of each block of the attention
+ * kernel that holds a first piece; pieces are added in the order of their parts, the sink once.
  */
 #include "common/work.cuh"
 #include "ptx/grid.cuh"
 
-#define LOG2_E 1.4426950408889634f
-#define LN_2 0.6931471805599453f
+#define LOG2_E  1.4426950408889634f
+#define LN_2    0.6931471805599453f
 #define COLUMNS 512
-#define WARPS 8
+#define WARPS   8
 
 /* Part `part`'s piece of the unit is not empty: the place of its result, else -1. */
 static __device__ __forceinline__ int64_t piece_place(const fmlac_cut *cut, int64_t start, int64_t tiles, int64_t per,
@@ -33,8 +33,7 @@ static __device__ __forceinline__ void finish(const fmlac_mqa &p, const fmlac_wo
     int64_t token = w.first + at;
     int32_t head = w.kv_head * w.group + (int32_t)(w.row0 + row - at * w.group);
     if (threadIdx.x % 32 == 0 && p.lse.data) {
-        ((float *)p.lse.data)[row_offset(&p.lse, &p, token, head)] =
-            lonely ? p.empty_lse : base2 * LN_2 * p.lse_factor;
+        ((float *)p.lse.data)[row_offset(&p.lse, &p, token, head)] = lonely ? p.empty_lse : base2 * LN_2 * p.lse_factor;
     }
     if (threadIdx.x % 32 == 0 && p.max_logits.data) {
         ((float *)p.max_logits.data)[row_offset(&p.max_logits, &p, token, head)] = j.max * LN_2 * p.lse_factor;

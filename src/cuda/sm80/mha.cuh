@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * mha.cuh: what the dense multi-head kernels share: spans of requests in packed tensors, causal limits, tiles by cp.async.
- * d_qk is padded to a multiple of 64, at most 192, d_v to 64 or 128.
+ * mha.cuh: what the dense multi-head kernels share: spans of requests in packed tensors, causal limits, tiles by
+ * cp.async. d_qk is padded to a multiple of 64, at most 192, d_v to 64 or 128.
  */
 #ifndef FLASHMLA_CUDA_SM80_MHA_CUH
 #define FLASHMLA_CUDA_SM80_MHA_CUH

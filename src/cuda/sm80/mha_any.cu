@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * mha_any.cu: dense attention, forward and backward, for widths that the tiled kernels do not take (d_qk beyond 192, d_v
- * beyond 128). One block per row, fp32 throughout, written to be right.
+ * mha_any.cu: dense attention, forward and backward, for widths that the tiled kernels do not take (d_qk beyond 192,
+ * d_v beyond 128). One block per row, fp32 throughout, written to be right.
  */
 #include "mha.cuh"
 
 #define THREADS 128
-#define CHUNK 128
+#define CHUNK   128
 
 static __device__ __forceinline__ float reduce(float x, bool sum, float *scratch)
 {
@@ -45,7 +45,8 @@ static __device__ __forceinline__ float row_dot(const float *row, const fmlac_pa
     return sum;
 }
 
-static __device__ __forceinline__ void load_row(float *row, const fmlac_packed &x, int64_t token, int32_t head, int32_t d)
+static __device__ __forceinline__ void load_row(float *row, const fmlac_packed &x, int64_t token, int32_t head,
+                                                int32_t d)
 {
     for (int i = threadIdx.x; i < d; i += THREADS) {
         row[i] = element_at(x, token, head, i);
@@ -103,7 +104,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) fmlak_mha_forward_any_sm80
     }
     bool lonely = sum == 0.0f;
     if (threadIdx.x == 0 && p.lse.data) {
-        ((float *)p.lse.data)[token * p.lse.stride[0] + head * p.lse.stride[1]] = lonely ? p.empty_lse : max + logf(sum);
+        ((float *)p.lse.data)[token * p.lse.stride[0] + head * p.lse.stride[1]] =
+            lonely ? p.empty_lse : max + logf(sum);
     }
     for (int d = threadIdx.x; d < p.d_v; d += THREADS) {
         store_element(p.out.data, p.out.dtype, token * p.out.stride[0] + head * p.out.stride[1] + d,

@@ -10,13 +10,13 @@
  */
 #include "mha.cuh"
 
-#define ROWS 64
-#define STEP 32
-#define WARPS 4
+#define ROWS    64
+#define STEP    32
+#define WARPS   4
 #define THREADS (WARPS * 32)
-#define NT (STEP / 8)
-#define NK 24 /* 192 columns */
-#define NV 16 /* 128 columns */
+#define NT      (STEP / 8)
+#define NK      24 /* 192 columns */
+#define NV      16 /* 128 columns */
 
 extern "C" __global__ void __launch_bounds__(256) fmlak_mha_delta_sm80(const __grid_constant__ fmlac_mha p)
 {
@@ -65,8 +65,8 @@ template <int N> static __device__ __forceinline__ void clear(float x[N][4])
 
 /* 16 rows of accumulators to a packed tensor. */
 template <int N>
-static __device__ __forceinline__ void store_rows(const fmlac_packed &to, const float x[N][4], int64_t first, int64_t row0,
-                                                  int64_t count, int32_t head, int32_t d, float factor)
+static __device__ __forceinline__ void store_rows(const fmlac_packed &to, const float x[N][4], int64_t first,
+                                                  int64_t row0, int64_t count, int32_t head, int32_t d, float factor)
 {
     int lane = threadIdx.x % 32;
 #pragma unroll
@@ -82,7 +82,8 @@ static __device__ __forceinline__ void store_rows(const fmlac_packed &to, const 
     }
 }
 
-/* ---- keys ---------------------------------------------------------------------------------------------------------- */
+/* ---- keys ----------------------------------------------------------------------------------------------------------
+ */
 
 typedef struct keys_shared {
     uint32_t k, v, stages, stage_bytes;
@@ -90,8 +91,9 @@ typedef struct keys_shared {
 } keys_shared;
 
 /* Starts copying queries first .. of one head, with their lse and delta, into a stage. */
-static __device__ __forceinline__ void copy_queries(const fmlac_mha &p, const mha_work &w, const keys_shared &s, int slot,
-                                                    int32_t head, int64_t first, uint32_t k_bytes, uint32_t v_bytes)
+static __device__ __forceinline__ void copy_queries(const fmlac_mha &p, const mha_work &w, const keys_shared &s,
+                                                    int slot, int32_t head, int64_t first, uint32_t k_bytes,
+                                                    uint32_t v_bytes)
 {
     int64_t end = w.first_q + w.count_q, token = w.first_q + first + threadIdx.x;
     uint32_t stage = s.stages + slot * s.stage_bytes;
@@ -150,8 +152,8 @@ template <int F16> static __device__ __forceinline__ void keys_block(const fmlac
         ptx_copy_async_wait<0>();
         __syncthreads();
         if (i + 1 < steps) {
-            copy_queries(p, w, s, slot ^ 1, w.head * group + (i + 1) / per_head, first + (i + 1) % per_head * STEP, k_bytes,
-                         v_bytes);
+            copy_queries(p, w, s, slot ^ 1, w.head * group + (i + 1) / per_head, first + (i + 1) % per_head * STEP,
+                         k_bytes, v_bytes);
         }
         ptx_copy_async_commit();
         uint32_t queries = s.stages + slot * s.stage_bytes, gradients = queries + STEP * k_bytes;
@@ -164,7 +166,8 @@ template <int F16> static __device__ __forceinline__ void keys_block(const fmlac
             for (int e = 0; e < 4; e++) {
                 int column = n * 8 + 2 * q + e % 2;
                 bool attended = query0 + column < count_q && query0 + column >= seen_from[e / 2];
-                pair(attended, scale, s.lse[slot * STEP + column], s.delta[slot * STEP + column], &score[n][e], &dp[n][e]);
+                pair(attended, scale, s.lse[slot * STEP + column], s.delta[slot * STEP + column], &score[n][e],
+                     &dp[n][e]);
             }
         }
         uint32_t a[NT / 2][4];
@@ -178,7 +181,8 @@ template <int F16> static __device__ __forceinline__ void keys_block(const fmlac
     store_rows<NV>(p.dv, dv, w.first_k, w.row0 + warp * 16, w.count_k, w.head, p.d_v, 1.0f);
 }
 
-/* ---- queries ------------------------------------------------------------------------------------------------------- */
+/* ---- queries -------------------------------------------------------------------------------------------------------
+ */
 
 template <int F16> static __device__ __forceinline__ void queries_block(const fmlac_mha &p)
 {
@@ -241,7 +245,8 @@ template <int F16> static __device__ __forceinline__ void queries_block(const fm
         if (all_see < (i + 1) * STEP && all_see < most) {
             /* Keys that some rows do not see: where they are not finite, rows that see them have dS = NaN already. */
             __syncthreads();
-            clean_rows<STEP, THREADS>(keys, k_bytes, (int)clamped(all_see - i * STEP, 0, STEP), F16 ? 0x7C00u : 0x7F80u);
+            clean_rows<STEP, THREADS>(keys, k_bytes, (int)clamped(all_see - i * STEP, 0, STEP),
+                                      F16 ? 0x7C00u : 0x7F80u);
             __syncthreads();
         }
         uint32_t a[NT / 2][4];
@@ -262,7 +267,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fmlak_mha_keys_f16_sm80
     keys_block<1>(p);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) fmlak_mha_queries_bf16_sm80(const __grid_constant__ fmlac_mha p)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    fmlak_mha_queries_bf16_sm80(const __grid_constant__ fmlac_mha p)
 {
     queries_block<0>(p);
 }

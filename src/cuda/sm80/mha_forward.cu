@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * mha_forward.cu: dense attention over packed sequences. Block: 128 queries of one head, 8 warps of 16 rows; 64 keys a step,
- * two steps in flight. Q lives in registers; weights go from the scores' accumulators straight into A fragments.
+ * mha_forward.cu: dense attention over packed sequences. Block: 128 queries of one head, 8 warps of 16 rows; 64 keys a
+ * step, two steps in flight. Q lives in registers; weights go from the scores' accumulators straight into A fragments.
  *
  * Shared memory: two stages of K [64][row_bytes of d_qk] and V [64][row_bytes of d_v]; Q passes through it first.
  */
 #include "mha.cuh"
 
-#define ROWS 128
-#define KEYS 64
-#define WARPS 8
-#define NT (KEYS / 8)
-#define NV 16       /* 128 value columns */
-#define Q_STEPS 12  /* 192 dims */
+#define ROWS    128
+#define KEYS    64
+#define WARPS   8
+#define NT      (KEYS / 8)
+#define NV      16 /* 128 value columns */
+#define Q_STEPS 12 /* 192 dims */
 
 /* Scores of 16 queries in registers against a key tile. */
 template <int F16>
@@ -140,7 +140,8 @@ template <int F16> static __device__ __forceinline__ void forward_block(const fm
         __syncthreads();
         if (i + 1 < steps) {
             copy_rows<KEYS, WARPS>(next, k_bytes, p.k, kv_head, w.first_k + (i + 1) * KEYS, end_k, p.d_qk);
-            copy_rows<KEYS, WARPS>(next + KEYS * k_bytes, v_bytes, p.v, kv_head, w.first_k + (i + 1) * KEYS, end_k, p.d_v);
+            copy_rows<KEYS, WARPS>(next + KEYS * k_bytes, v_bytes, p.v, kv_head, w.first_k + (i + 1) * KEYS, end_k,
+                                   p.d_v);
         }
         ptx_copy_async_commit();
         float acc[NT][4];
@@ -211,12 +212,14 @@ template <int F16> static __device__ __forceinline__ void forward_block(const fm
     }
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) fmlak_mha_forward_bf16_sm80(const __grid_constant__ fmlac_mha p)
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
+    fmlak_mha_forward_bf16_sm80(const __grid_constant__ fmlac_mha p)
 {
     forward_block<0>(p);
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) fmlak_mha_forward_f16_sm80(const __grid_constant__ fmlac_mha p)
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
+    fmlak_mha_forward_f16_sm80(const __grid_constant__ fmlac_mha p)
 {
     forward_block<1>(p);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * mqa.cuh: rows of queries attend lists of tokens, on mma.sync m16n8k16 (sm_80 and up). The one core behind dense decode,
- * sparse decode, sparse prefill and the fused operations; what differs is data: the list, the format, the query prologue
- * and the output epilogue.
+ * mqa.cuh: rows of queries attend lists of tokens, on mma.sync m16n8k16 (sm_80 and up). The one core behind dense
+ * decode, sparse decode, sparse prefill and the fused operations; what differs is data: the list, the format, the query
+ * prologue and the output epilogue.
  *
  * Block: ROWS rows (query token, head) that share a list and a KV head; TOKENS tokens a step; WARPS warps, no roles.
  *
@@ -11,9 +11,10 @@
  *            factor to `alpha`; the row sum stays in registers until the end
  *   values   warp (rv, cg): 16 * MV rows x 512 / CG columns of the output, V = the first columns of the K tile (.trans)
  *
- * Shared memory (layout in mqa_shared): Q [ROWS][row_bytes] | token tiles [stages][TOKENS][row_bytes] | raw bytes of one tile
- * (quantised formats) | weights [ROWS][TOKENS] | red [TG][ROWS] | alpha [ROWS] | addresses of tokens [ring][TOKENS] |
- * masks [ring] | the piece's work. Rows of Q and of tiles are swizzled: 16-byte chunk c of row r lies at c ^ (r & 7) within its 128 bytes.
+ * Shared memory (layout in mqa_shared): Q [ROWS][row_bytes] | token tiles [stages][TOKENS][row_bytes] | raw bytes of
+ * one tile (quantised formats) | weights [ROWS][TOKENS] | red [TG][ROWS] | alpha [ROWS] | addresses of tokens
+ * [ring][TOKENS] | masks [ring] | the piece's work. Rows of Q and of tiles are swizzled: 16-byte chunk c of row r lies
+ * at c ^ (r & 7) within its 128 bytes.
  *
  * One step i (ring = stages, or 2 for quantised formats):
  *   wait for tile i; BARRIER (tile i is there, everybody is done with step i - 1)
@@ -22,366 +23,25 @@
  *   scores; BARRIER (maxima); weights; rows that see part of the tile: clean V; BARRIER (weights); values
  *   warp 0: addresses of tile i + ring go where tile i's were; fetch the list entries after them
  *
- * A token that is not attended has address 0: its tile row is zeros and its score -infinity. A row that sees fewer tokens
- * than its neighbours has weight 0 for the others; so that 0 * NaN cannot happen, values that are not finite are set to 0
- * in such tokens after the scores are taken: a row that does attend them has a NaN score, hence a NaN sum.
+ * A token that is not attended has address 0: its tile row is zeros and its score -infinity. A row that sees fewer
+ * tokens than its neighbours has weight 0 for the others; so that 0 * NaN cannot happen, values that are not finite are
+ * set to 0 in such tokens after the scores are taken: a row that does attend them has a NaN score, hence a NaN sum.
  */
 #ifndef FLASHMLA_CUDA_SM80_MQA_CUH
 #define FLASHMLA_CUDA_SM80_MQA_CUH
 
-#include "common/work.cuh"
+#include "mqa_rows.cuh"
+#include "mqa_tokens.cuh"
 #include "ptx/grid.cuh"
-#include "tile.cuh"
-
-#define OUT_COLUMNS 512 /* of an output tile; wider d_v goes another way */
-#define STAGED_PITCH (OUT_COLUMNS + 8) /* floats */
-
-/* Shapes that follow from the four template parameters. */
-#define MQA_SHAPE                                                                                                      \
-    constexpr int THREADS = WARPS * 32;                                                                                \
-    constexpr int TG = WARPS / (ROWS / 16);          /* token groups of scores */                                      \
-    constexpr int NT = TOKENS / TG / 8;              /* 8-token tiles of a warp */                                     \
-    constexpr int MV = ROWS >= 32 ? 2 : 1;           /* 16-row tiles of a warp in values */                            \
-    constexpr int CG = WARPS / (ROWS / (16 * MV));   /* column groups of values */                                     \
-    constexpr int NV = OUT_COLUMNS / CG / 8;         /* 8-column tiles of a warp in values */                          \
-    constexpr int WEIGHT_PITCH = TOKENS * 2 + 16;    /* bytes */                                                       \
-    (void)THREADS, (void)TG, (void)NT, (void)MV, (void)CG, (void)NV, (void)WEIGHT_PITCH
-
-/* Marks an address of the extra pool. */
-#define EXTRA_BIT (1ull << 63)
-
-typedef struct mqa_shared {
-    uint32_t q, tiles, raw, weights; /* 32-bit shared addresses */
-    float *red, *alpha;
-    unsigned long long *address; /* data rows */
-    unsigned long long *scale;   /* scale rows, quantised formats */
-    uint32_t *mask;              /* two words per tile */
-    fmlac_work *work;
-    uint32_t tile_bytes;
-    int ring;
-} mqa_shared;
-
-template <int ROWS, int TOKENS, int WARPS> static __device__ __forceinline__ mqa_shared mqa_shared_plan(const fmlac_mqa &p)
-{
-    MQA_SHAPE;
-    mqa_shared s;
-    unsigned char *base = ptx_shared();
-    uint32_t at = 0;
-    s.tile_bytes = TOKENS * p.row_bytes;
-    s.ring = p.quantised ? 2 : p.stages;
-    uint32_t origin = ptx_shared_address(base);
-    s.q = origin;
-    at += ROWS * p.row_bytes;
-    s.tiles = origin + at;
-    at += (p.quantised ? 1 : p.stages) * s.tile_bytes;
-    s.raw = origin + at;
-    at += p.quantised ? TOKENS * p.raw_pitch : 0;
-    s.weights = origin + at;
-    at += ROWS * WEIGHT_PITCH;
-    s.red = (float *)(base + at);
-    at += TG * ROWS * 4;
-    s.alpha = (float *)(base + at);
-    at += ROWS * 4;
-    s.address = (unsigned long long *)(base + at);
-    at += s.ring * TOKENS * 8;
-    s.scale = (unsigned long long *)(base + at);
-    at += p.quantised ? s.ring * TOKENS * 8 : 0;
-    s.mask = (uint32_t *)(base + at);
-    at += s.ring * 8;
-    s.work = (fmlac_work *)(base + at);
-    return s;
-}
-
-/* ---- token list: entries, then addresses ----------------------------------------------------------------------- */
-
-/* Warp 0's way through a list. Index lists: entries that name no token are left out, so tiles hold the attended tokens one
- * after another and a row's bits do not depend on what lies between them; main list first, then the extra one. Paged lists
- * keep their places, since what a row sees is counted in places. */
-template <int TOKENS> struct list_scan {
-    static constexpr int EACH = TOKENS > 32 ? TOKENS / 32 : 1; /* entries of a lane that are fetched ahead */
-    int64_t at, end;                                            /* next position, and where the piece ends */
-    int32_t entry[EACH];                                        /* PAGED: pages, INDEXED: slots */
-};
-
-/* What the list says at a position; -1: nothing is attended there. */
-static __device__ __forceinline__ int32_t fetch_entry(const fmlac_mqa &p, const fmlac_work &w, int64_t position)
-{
-    if (p.main.kind == FMLAC_LIST_PAGED) {
-        int64_t at = quotient(position, p.main.pool.page_size);
-        return p.main.block_table ? p.main.block_table[w.request * p.main.table_stride + at]
-                                  : (int32_t)(w.request * p.main.max_pages + at);
-    }
-    int64_t at = position - w.main_count;
-    return at < 0 ? index_row(&p, &p.main, w.first, w.kv_head)[position] : index_row(&p, &p.extra, w.first, w.kv_head)[at];
-}
-
-template <int TOKENS>
-static __device__ __forceinline__ void fetch_entries(const fmlac_mqa &p, const fmlac_work &w, list_scan<TOKENS> &scan)
-{
-#pragma unroll
-    for (int i = 0; i < scan.EACH; i++) {
-        int64_t position = scan.at + i * 32 + threadIdx.x % 32;
-        scan.entry[i] = position < scan.end ? fetch_entry(p, w, position) : -1;
-    }
-}
-
-/* Address of the token that an entry names, 0 if none. */
-static __device__ __forceinline__ unsigned long long entry_address(const fmlac_mqa &p, const fmlac_work &w, int64_t position,
-                                                                   int32_t entry, unsigned long long *scale)
-{
-    bool paged = p.main.kind == FMLAC_LIST_PAGED;
-    bool extra = !paged && position >= w.main_count;
-    const fmlac_pool *pool = extra ? &p.extra.pool : &p.main.pool;
-    if (entry < 0) {
-        return 0;
-    }
-    int64_t place = paged ? position : entry;
-    int64_t page = quotient(place, pool->page_size);
-    int64_t at = place - page * pool->page_size;
-    page = paged ? entry : page;
-    if (page >= pool->num_pages) {
-        return 0;
-    }
-    uint8_t *begin = pool->data + page * pool->page_stride;
-    if (p.quantised) {
-        *scale = pool->layout == FMLAC_LAYOUT_PAGE
-                     ? (unsigned long long)(begin + pool->page_size * pool->token_stride + at * pool->scale_row_bytes)
-                     : 0;
-    }
-    return (unsigned long long)(begin + at * pool->token_stride) | (extra ? EXTRA_BIT : 0);
-}
-
-static __device__ __forceinline__ void put_address(const fmlac_mqa &p, const mqa_shared &s, int at,
-                                                   unsigned long long address, unsigned long long scale)
-{
-    s.address[at] = address;
-    if (p.quantised) {
-        s.scale[at] = scale;
-    }
-}
-
-/* Warp 0: addresses and mask of the next tile, from the entries fetched before; then entries are fetched anew. */
-template <int TOKENS>
-static __device__ __forceinline__ void next_tile(const fmlac_mqa &p, const fmlac_work &w, const mqa_shared &s, int slot,
-                                                 list_scan<TOKENS> &scan)
-{
-    int lane = threadIdx.x % 32;
-    bool compact = p.main.kind != FMLAC_LIST_PAGED;
-    uint32_t words[2] = {0, 0};
-    int filled = 0;
-    while (scan.at < scan.end && filled < TOKENS) {
-        int used = 0; /* entries that were looked at */
-#pragma unroll
-        for (int i = 0; i < scan.EACH; i++) {
-            unsigned long long scale = 0;
-            unsigned long long address = entry_address(p, w, scan.at + i * 32 + lane, scan.entry[i], &scale);
-            bool there = address != 0 && (compact || i * 32 + lane < TOKENS);
-            uint32_t mask = __ballot_sync(0xFFFFFFFFu, there);
-            int place = compact ? filled + __popc(mask & ((1u << lane) - 1)) : i * 32 + lane;
-            if (place < TOKENS && (there || !compact)) {
-                put_address(p, s, slot * TOKENS + place, address, scale);
-            }
-            if (!compact) {
-                words[i] = mask;
-                continue;
-            }
-            uint32_t last = __ballot_sync(0xFFFFFFFFu, there && place == TOKENS - 1);
-            used = filled >= TOKENS ? used : last ? i * 32 + __popc(last - 1) + 1 : i * 32 + 32;
-            filled += __popc(mask);
-        }
-        if (!compact) {
-            scan.at += TOKENS;
-            break;
-        }
-        scan.at += used;
-        if (filled < TOKENS && scan.at < scan.end) {
-            fetch_entries(p, w, scan);
-        }
-    }
-    filled = filled < TOKENS ? filled : TOKENS;
-    for (int i = filled + lane; compact && i < TOKENS; i += 32) {
-        put_address(p, s, slot * TOKENS + i, 0, 0);
-    }
-    if (compact) {
-        words[0] = filled < 32 ? (1u << filled) - 1 : 0xFFFFFFFFu;
-        words[1] = filled < 32 ? 0 : filled < 64 ? (1u << (filled - 32)) - 1 : 0xFFFFFFFFu;
-    }
-    if (lane < 2) {
-        s.mask[slot * 2 + lane] = lane == 0 ? words[0] : words[1];
-    }
-    fetch_entries(p, w, scan);
-}
-
-/* ---- copying tokens into shared memory ------------------------------------------------------------------------- */
-
-template <int TOKENS, int WARPS>
-static __device__ __forceinline__ void copy_plain(const fmlac_mqa &p, const fmlac_work &w, const mqa_shared &s, int slot,
-                                                  uint32_t tile)
-{
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    int chunks = p.row_bytes / 16;
-    for (int t = warp; t < TOKENS; t += WARPS) {
-        unsigned long long address = s.address[slot * TOKENS + t];
-        const fmlac_pool *pool = address & EXTRA_BIT ? &p.extra.pool : &p.main.pool;
-        const uint8_t *row = (const uint8_t *)(address & ~EXTRA_BIT) + w.kv_head * pool->head_stride;
-        for (int c = lane; c < chunks; c += 32) {
-            uint32_t to = tile + swizzled(t, c, p.row_bytes);
-            if (pool->aligned) {
-                bool there = address != 0 && c * 8 < p.d_qk;
-                ptx_copy_async_16(to, there ? row + c * 16 : pool->data, there ? 16 : 0);
-            } else {
-                copy_plain_hard(to, row + c * 16, address != 0 ? p.d_qk - c * 8 : 0);
-            }
-        }
-    }
-}
-
-/* The raw bytes of a tile: data row, and the scale row where it lies elsewhere. */
-template <int TOKENS, int WARPS>
-static __device__ __forceinline__ void copy_raw(const fmlac_mqa &p, const mqa_shared &s, int slot)
-{
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    for (int t = warp; t < TOKENS; t += WARPS) {
-        unsigned long long address = s.address[slot * TOKENS + t];
-        if (address == 0) {
-            continue;
-        }
-        const fmlac_pool *pool = address & EXTRA_BIT ? &p.extra.pool : &p.main.pool;
-        const uint8_t *row = (const uint8_t *)(address & ~EXTRA_BIT);
-        const uint8_t *scales = (const uint8_t *)s.scale[slot * TOKENS + t];
-        uint32_t to = s.raw + t * p.raw_pitch;
-        uint32_t to_scales = to + pool->raw_scales - pool->scale_offset;
-        if (pool->aligned) {
-            for (int c = lane; c < pool->data_row_bytes / 16; c += 32) {
-                ptx_copy_async_16(to + c * 16, row + c * 16, 16);
-            }
-            for (int c = lane; scales && c < pool->scale_row_bytes / 8; c += 32) {
-                ptx_copy_async_8(to_scales + c * 8, scales + c * 8, 8);
-            }
-        } else {
-            for (int c = lane; c < pool->data_row_bytes; c += 32) {
-                ptx_store_shared_u8(to + c, row[c]);
-            }
-            for (int c = lane; scales && c < pool->scale_row_bytes; c += 32) {
-                ptx_store_shared_u8(to_scales + c, scales[c]);
-            }
-        }
-    }
-}
-
-/* Raw bytes to a bf16 tile. */
-template <int TOKENS, int WARPS>
-static __device__ __forceinline__ void expand_raw(const fmlac_mqa &p, const mqa_shared &s, int slot)
-{
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    int chunks = p.row_bytes / 16;
-    for (int t = warp; t < TOKENS; t += WARPS) {
-        unsigned long long address = s.address[slot * TOKENS + t];
-        const fmlac_pool *pool = address & EXTRA_BIT ? &p.extra.pool : &p.main.pool;
-        uint32_t raw = s.raw + t * p.raw_pitch;
-        for (int c = lane; c < chunks; c += 32) {
-            uint32_t to = s.tiles + swizzled(t, c, p.row_bytes);
-            int j = c * 8;
-            if (address != 0 && j < pool->quant_dims) {
-                expand_8(pool, raw, j, to);
-                continue;
-            }
-            uint32_t x[4] = {0, 0, 0, 0};
-            if (address != 0 && j < pool->d_qk) {
-                uint32_t from = raw + pool->rope_offset + 2 * (j - pool->quant_dims);
-                ptx_load_shared_64(x, from);
-                ptx_load_shared_64(x + 2, from + 8);
-            }
-            ptx_store_shared_128(to, x);
-        }
-    }
-}
-
-/* ---- query prologue -------------------------------------------------------------------------------------------- */
-
-static __device__ __forceinline__ void row_token_head(const fmlac_work &w, int row, int64_t *token, int32_t *head)
-{
-    int64_t at = w.row0 + row;
-    int64_t j = quotient(at, w.group);
-    *token = w.first + j;
-    *head = w.kv_head * w.group + (int32_t)(at - j * w.group);
-}
-
-template <int ROWS, int WARPS>
-static __device__ __forceinline__ void load_q(const fmlac_mqa &p, const fmlac_work &w, const mqa_shared &s)
-{
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    int chunks = p.row_bytes / 16;
-    for (int r = warp; r < ROWS; r += WARPS) {
-        int64_t token;
-        int32_t head;
-        row_token_head(w, r < w.rows ? r : 0, &token, &head);
-        const uint8_t *row = (const uint8_t *)p.q.data + 2 * row_offset(&p.q, &p, token, head);
-        for (int c = lane; c < chunks; c += 32) {
-            uint32_t to = s.q + swizzled(r, c, p.row_bytes);
-            if (p.q.aligned) {
-                bool there = r < w.rows && c * 8 < p.d_qk;
-                ptx_copy_async_16(to, there ? row + c * 16 : (const uint8_t *)p.q.data, there ? 16 : 0);
-            } else {
-                copy_plain_hard(to, row + c * 16, r < w.rows ? p.d_qk - c * 8 : 0);
-            }
-        }
-    }
-}
-
-/* Fused: element d of the stored query. */
-static __device__ __forceinline__ float fused_q(const fmlac_mqa &p, int64_t token, int32_t head, int d)
-{
-    int64_t at = p.fused.q_permuted
-                     ? row_offset(&p.q, &p, token, 0) + (int64_t)(d / 16) * p.h_q * 16 + head * 16 + d % 16
-                     : row_offset(&p.q, &p, token, head) + d;
-    return float_of_bf16(((const uint16_t *)p.q.data)[at]);
-}
-
-/* Fused: RoPE on the last rope_dim dims, rounded to bf16; alpha[row] receives the norm factor. */
-template <int ROWS, int WARPS>
-static __device__ __forceinline__ void load_q_fused(const fmlac_mqa &p, const fmlac_work &w, const mqa_shared &s)
-{
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const fmlac_fused &f = p.fused;
-    int plain = p.d_qk - f.rope_dim, half = f.rope_dim / 2;
-    for (int r = warp; r < ROWS; r += WARPS) {
-        float squares = 0;
-        int64_t token;
-        int32_t head;
-        row_token_head(w, r < w.rows ? r : 0, &token, &head);
-        const float *angle = f.cos_sin + f.positions[token * f.position_stride] * f.cos_sin_stride;
-        for (int d = lane; d < p.row_bytes / 2; d += 32) {
-            float x = r < w.rows && d < p.d_qk ? fused_q(p, token, head, d) : 0.0f;
-            squares += x * x;
-            if (d >= plain && d < p.d_qk) {
-                int at = d - plain;
-                int pair = f.rope_neox ? at % half : at / 2;
-                bool second = f.rope_neox ? at >= half : at & 1;
-                int other = f.rope_neox ? (second ? d - half : d + half) : d ^ 1;
-                float y = fused_q(p, token, head, other);
-                float c = angle[pair], sine = angle[half + pair];
-                x = second ? __fmaf_rn(y, sine, __fmul_rn(x, c)) : __fmaf_rn(x, c, -__fmul_rn(y, sine));
-            }
-            ptx_store_shared_u16(s.q + swizzled(r, d / 8, p.row_bytes) + (d % 8) * 2, (uint16_t)bf16_of_float(x));
-        }
-        for (int step = 16; step > 0; step /= 2) {
-            squares += __shfl_xor_sync(0xFFFFFFFFu, squares, step);
-        }
-        if (lane == 0) {
-            s.alpha[r] = f.q_norm ? 1.0f / sqrtf(squares / p.d_qk + f.eps) : 1.0f;
-        }
-    }
-}
 
 /* ---- scores and softmax ---------------------------------------------------------------------------------------- */
 
 /* What a thread knows of its two rows (g and g + 8 of its 16). */
 typedef struct softmax_rows {
-    float scale[2];   /* logits in base 2 = score * scale */
-    int32_t seen[2];  /* tokens that the row sees */
-    float max[2];     /* so far, -infinity before the first token */
-    float sum[2];     /* of this thread's columns */
+    float scale[2];  /* logits in base 2 = score * scale */
+    int32_t seen[2]; /* tokens that the row sees */
+    float max[2];    /* so far, -infinity before the first token */
+    float sum[2];    /* of this thread's columns */
 } softmax_rows;
 
 /* Tokens that rows see: PAGED lists only; rows beyond the last see what all see. */
@@ -424,148 +84,17 @@ static __device__ __forceinline__ void values(float out[MV][NV][4], uint32_t wei
     }
 }
 
-/* ---- output epilogue ------------------------------------------------------------------------------------------- */
-
-/* lse, maximum and the factor 1 / sum of one row; `partial`: of a piece. Returns the factor. */
-static __device__ __forceinline__ float finish_row(const fmlac_mqa &p, const fmlac_work &w, int row, float max, float sum,
-                                                   float *partial)
-{
-    bool lonely = sum == 0.0f;
-    float base2 = max + log2f(sum);
-    max = is_nan(sum) ? sum : max;
-    if (partial) {
-        partial[0] = lonely ? -FMLAC_INFINITY : base2;
-        partial[1] = max;
-        return lonely ? 0.0f : 1.0f / sum;
-    }
-    int64_t token;
-    int32_t head;
-    if (row >= w.rows) {
-        return 0.0f;
-    }
-    row_token_head(w, row, &token, &head);
-    if (p.lse.data) {
-        float lse = lonely ? p.empty_lse : base2 * LN_2 * p.lse_factor;
-        ((float *)p.lse.data)[row_offset(&p.lse, &p, token, head)] = lse;
-    }
-    if (p.max_logits.data) {
-        ((float *)p.max_logits.data)[row_offset(&p.max_logits, &p, token, head)] = max * LN_2 * p.lse_factor;
-    }
-    if (lonely) {
-        return 0.0f;
-    }
-    float total = p.sink ? sum + exp2f(p.sink[head] * LOG2_E - max) : sum;
-    return 1.0f / total;
-}
-
-/* Four elements of an output row from `column` on. */
-static __device__ __forceinline__ void store_four(const fmlac_rows &out, int64_t at, int column, int end, const float4 &x)
-{
-    if (out.aligned && column + 4 <= end) {
-        if (out.dtype == FMLAC_F32) {
-            *(float4 *)((float *)out.data + at + column) = x;
-        } else {
-            bool f16 = out.dtype == FMLAC_F16;
-            uint2 pairs = {f16 ? ptx_pack_f16(x.x, x.y) : ptx_pack_bf16(x.x, x.y),
-                           f16 ? ptx_pack_f16(x.z, x.w) : ptx_pack_bf16(x.z, x.w)};
-            *(uint2 *)((uint16_t *)out.data + at + column) = pairs;
-        }
-        return;
-    }
-    for (int i = 0; i < 4 && column + i < end; i++) {
-        store_element(out.data, out.dtype, at + column + i, i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w);
-    }
-}
-
-/* Fused: conjugate RoPE of the staged row's column; its partner is read where it lies. */
-static __device__ __forceinline__ float unrotated(const fmlac_fused &f, const float *angle, const float *row, int column)
-{
-    int at = column - (OUT_COLUMNS - f.rope_dim), half = f.rope_dim / 2;
-    if (at < 0) {
-        return row[column];
-    }
-    int pair = f.rope_neox ? at % half : at / 2;
-    bool second = f.rope_neox ? at >= half : at & 1;
-    int other = f.rope_neox ? (second ? column - half : column + half) : column ^ 1;
-    float c = angle[pair], s = angle[half + pair];
-    return second ? row[column] * c - row[other] * s : row[column] * c + row[other] * s;
-}
-
-/* Fused: four columns as e4m3; eight neighbouring lanes share a power-of-two scale. */
-static __device__ __forceinline__ void cast_four(const fmlac_mqa &p, int64_t token, int32_t head, int column,
-                                                 const float x[4])
-{
-    const fmlac_fused &f = p.fused;
-    int64_t heads = f.group_heads, group = head / f.group_heads, g = head % f.group_heads;
-    float top = 1e-4f;
-    for (int i = 0; i < 4; i++) {
-        top = fmaxf(top, fabsf(x[i]));
-    }
-    for (int step = 1; step < 8; step *= 2) {
-        top = fmaxf(top, __shfl_xor_sync(0xFFFFFFFFu, top, step));
-    }
-    bool infinite = is_infinite(top);
-    int e = infinite ? 128 : ceil_log2(__fdiv_rn(top, 448.0f));
-    float inverse = power_of_two(infinite ? 0 : -e);
-    uint32_t codes = 0;
-#pragma unroll 1
-    for (int i = 3; i >= 0; i--) {
-        float y = i == 0 ? x[0] : i == 1 ? x[1] : i == 2 ? x[2] : x[3];
-        codes = codes << 8 | (infinite || is_nan(y) ? 0x7F : e4m3_of_float(y * inverse, true));
-    }
-    int64_t chunk = column / 32 * heads + g;
-    uint8_t *to = f.codes + (token * f.groups + group) * heads * OUT_COLUMNS + chunk * 32 + column % 32;
-    for (int i = 0; i < 4; i++) {
-        to[i] = (uint8_t)(codes >> (8 * i));
-    }
-    if (column % 32 == 0) {
-        int64_t words = heads * OUT_COLUMNS / 128;
-        f.scale[((group * words + chunk / 4) * f.scale_rows + token) * 4 + chunk % 4] = (uint8_t)(e + 127);
-    }
-}
-
-/* A warp takes a staged row where it belongs. */
-static __device__ __forceinline__ void store_row(const fmlac_mqa &p, const fmlac_work &w, int row, const float *staged,
-                                                 float *partial)
-{
-    int lane = threadIdx.x % 32;
-    int64_t token;
-    int32_t head;
-    row_token_head(w, row, &token, &head);
-    int64_t at = p.fused.enabled ? 0 : row_offset(&p.out, &p, token, head);
-    const float *angle = nullptr;
-    if (p.fused.enabled && w.tiles > 0) {
-        angle = p.fused.cos_sin + p.fused.positions[token * p.fused.position_stride] * p.fused.cos_sin_stride;
-    }
-#pragma unroll 1
-    for (int column = lane * 4; column < OUT_COLUMNS; column += 128) {
-        float4 x = *(const float4 *)(staged + column);
-        if (partial) {
-            *(float4 *)(partial + (int64_t)row * OUT_COLUMNS + column) = x;
-        } else if (p.fused.enabled) {
-            float y[4] = {x.x, x.y, x.z, x.w};
-            for (int i = 0; angle && i < 4; i++) {
-                y[i] = unrotated(p.fused, angle, staged, column + i);
-            }
-            cast_four(p, token, head, column, y);
-        } else {
-            store_four(p.out, at, column, p.d_v, x);
-        }
-    }
-}
-
 /* ---- one piece of work ----------------------------------------------------------------------------------------- */
 
 template <int TOKENS, int WARPS>
-static __device__ __forceinline__ void start_copy(const fmlac_mqa &p, const fmlac_work &w, const mqa_shared &s, int slot,
-                                                  bool inside)
+static __device__ __forceinline__ void start_copy(const fmlac_mqa &p, const mqa_shared &s, int slot, bool inside)
 {
     /* Tiles of a paged list are copied even if no page of theirs is valid: their rows must become zeros. */
     bool there = inside && (p.main.kind == FMLAC_LIST_PAGED || s.mask[slot * 2] != 0);
     if (there && p.quantised) {
         copy_raw<TOKENS, WARPS>(p, s, slot);
     } else if (there) {
-        copy_plain<TOKENS, WARPS>(p, w, s, slot, s.tiles + slot * s.tile_bytes);
+        copy_plain<TOKENS, WARPS>(p, s, slot, s.tiles + slot * s.tile_bytes);
     }
     ptx_copy_async_commit();
 }
@@ -633,8 +162,7 @@ static __device__ __forceinline__ void softmax_step(float acc[][4], softmax_rows
         for (int n = 0; n < NT; n++) {
             float low = ptx_exp2(acc[n][2 * h] - reference), high = ptx_exp2(acc[n][2 * h + 1] - reference);
             rows.sum[h] += low + high;
-            ptx_store_shared_u32(s.weights + row * WEIGHT_PITCH + (token0 + n * 8 + 2 * q) * 2,
-                                 pack<F16>(low, high));
+            ptx_store_shared_u32(s.weights + row * WEIGHT_PITCH + (token0 + n * 8 + 2 * q) * 2, pack<F16>(low, high));
         }
     }
 }
@@ -647,7 +175,7 @@ static __device__ __forceinline__ void mqa_piece(const fmlac_mqa &p, const mqa_s
     MQA_SHAPE;
     const fmlac_work &w = *s.work;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4;
-    int row0 = warp / TG * 16, tg = warp % TG;                 /* scores */
+    int row0 = warp / TG * 16, tg = warp % TG;                        /* scores */
     int out_row0 = warp / CG * 16 * MV, column0 = warp % CG * NV * 8; /* values */
     float out[MV][NV][4];
 #pragma unroll
@@ -697,7 +225,7 @@ static __device__ __forceinline__ void mqa_piece(const fmlac_mqa &p, const mqa_s
             rows.scale[1] *= s.alpha[row0 + g + 8];
         }
         for (int i = 0; i + 1 < s.ring; i++) {
-            start_copy<TOKENS, WARPS>(p, w, s, i, begin + i < end);
+            start_copy<TOKENS, WARPS>(p, s, i, begin + i < end);
         }
         bool paged = p.main.kind == FMLAC_LIST_PAGED;
         int slot = 0;
@@ -713,7 +241,7 @@ static __device__ __forceinline__ void mqa_piece(const fmlac_mqa &p, const mqa_s
                 expand_raw<TOKENS, WARPS>(p, s, slot);
                 __syncthreads();
             }
-            start_copy<TOKENS, WARPS>(p, w, s, slot == 0 ? s.ring - 1 : slot - 1, tile + s.ring - 1 < end);
+            start_copy<TOKENS, WARPS>(p, s, slot == 0 ? s.ring - 1 : slot - 1, tile + s.ring - 1 < end);
 
             float acc[NT][4];
             scores<NT, F16>(acc, s.q, keys, p.row_bytes, row0, tg * (TOKENS / TG));

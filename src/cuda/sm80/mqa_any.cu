@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * mqa_any.cu: attention for whatever the tiled kernels do not take: d_qk beyond 576, d_v beyond 512, fp16 queries over
- * quantised caches, records with odd groups. One block per (query token, head), fp32 throughout, written to be right; it
- * reads every format element by element.
+ * quantised caches, records with odd groups. One block per (query token, head), fp32 throughout, written to be right;
+ * it reads every format element by element.
  */
 #include "common/work.cuh"
 
 #define THREADS 128
-#define CHUNK 128 /* list entries at a time */
+#define CHUNK   128 /* list entries at a time */
 
 /* Slot of entry `at` of the main (which = 0) or the extra list. */
 static __device__ __forceinline__ int64_t slot_of(const fmlac_mqa &p, const fmlac_list &list, const fmlac_work &w,

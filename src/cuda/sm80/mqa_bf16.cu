@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * mqa_bf16.cu: the portable attention kernels on bf16 tiles; names: rows x tokens x warps. host/mqa.c chooses among them by
- * the rows that share a list and by the shared memory there is. A kernel has no body for processors whose shared memory
- * (KiB per block) is too small for it.
+ * mqa_bf16.cu: the portable attention kernels on bf16 tiles; names: rows x tokens x warps. host/mqa.c chooses among
+ * them by the rows that share a list and by the shared memory there is. A kernel has no body for processors whose
+ * shared memory (KiB per block) is too small for it.
  */
 #include "mqa.cuh"
 
@@ -16,10 +16,10 @@
 
 #define MQA_KERNEL(rows, tokens, warps, kib)                                                                           \
     extern "C" __global__ void __launch_bounds__(warps * 32, 1)                                                        \
-        fmlak_mqa_bf16_##rows##x##tokens##x##warps##_sm80(const __grid_constant__ fmlac_mqa p)                          \
+        fmlak_mqa_bf16_##rows##x##tokens##x##warps##_sm80(const __grid_constant__ fmlac_mqa p)                         \
     {                                                                                                                  \
         if constexpr (kib <= SHARED_KIB) {                                                                             \
-            mqa_block<rows, tokens, warps, 0>(p);                                                                     \
+            mqa_block<rows, tokens, warps, 0>(p);                                                                      \
         }                                                                                                              \
     }
 

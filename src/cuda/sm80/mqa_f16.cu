@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * mqa_f16.cu: the portable attention kernels on fp16 tiles; names: rows x tokens x warps. host/mqa.c chooses among them by
- * the rows that share a list and by the shared memory there is. A kernel has no body for processors whose shared memory
- * (KiB per block) is too small for it.
+ * mqa_f16.cu: the portable attention kernels on fp16 tiles; names: rows x tokens x warps. host/mqa.c chooses among them
+ * by the rows that share a list and by the shared memory there is. A kernel has no body for processors whose shared
+ * memory (KiB per block) is too small for it.
  */
 #include "mqa.cuh"
 
@@ -19,7 +19,7 @@
         fmlak_mqa_f16_##rows##x##tokens##x##warps##_sm80(const __grid_constant__ fmlac_mqa p)                          \
     {                                                                                                                  \
         if constexpr (kib <= SHARED_KIB) {                                                                             \
-            mqa_block<rows, tokens, warps, 1>(p);                                                                     \
+            mqa_block<rows, tokens, warps, 1>(p);                                                                      \
         }                                                                                                              \
     }
 

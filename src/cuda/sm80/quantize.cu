@@ -7,14 +7,30 @@
 
 #define WARPS 8
 
-static __device__ __forceinline__ int64_t slot_at(const fmlac_slots &slots, const fmlac_pool &pool, int64_t i)
+/* A token's place in a pool. */
+typedef struct place {
+    uint8_t *row, *scales; /* NULL: not in the pool */
+} place;
+
+/* Token number i of a call: slots[i], or i itself. */
+static __device__ __forceinline__ place place_of(const fmlac_slots &slots, const fmlac_pool &pool, int64_t i)
 {
+    place at = {nullptr, nullptr};
     int64_t slot = i;
     if (slots.data) {
         slot = slots.dtype == FMLAC_I64 ? ((const int64_t *)slots.data)[i * slots.stride]
                                         : (int64_t)((const int32_t *)slots.data)[i * slots.stride];
     }
-    return slot >= 0 && quotient(slot, pool.page_size) < pool.num_pages ? slot : -1;
+    int64_t page = slot < 0 ? pool.num_pages : quotient(slot, pool.page_size);
+    if (page < pool.num_pages) {
+        uint8_t *begin = pool.data + page * pool.page_stride;
+        int64_t offset = slot - page * pool.page_size;
+        at.row = begin + offset * pool.token_stride;
+        at.scales = pool.layout == FMLAC_LAYOUT_PAGE
+                        ? begin + pool.page_size * pool.token_stride + offset * pool.scale_row_bytes + pool.scale_offset
+                        : at.row + pool.scale_offset;
+    }
+    return at;
 }
 
 /* Where values to be written come from: rows of a tensor, or a token of another pool as attention sees it. */
@@ -113,8 +129,8 @@ static __device__ __forceinline__ void store_u16(uint8_t *to, uint32_t x)
     to[1] = (uint8_t)(x >> 8);
 }
 
-static __device__ void store_codes(const fmlac_pool &pool, uint8_t *row, const source &from, int32_t begin, int32_t end,
-                                   float scale)
+static __device__ __forceinline__ void store_codes(const fmlac_pool &pool, uint8_t *row, const source &from,
+                                                   int32_t begin, int32_t end, float scale)
 {
     bool half = pool.element == FMLAC_F4_E2M1;
     int32_t step = half ? 2 : 1;
@@ -130,7 +146,7 @@ static __device__ void store_codes(const fmlac_pool &pool, uint8_t *row, const s
 }
 
 /* Zeroes a token's own bytes, so that padding in its record is defined. */
-static __device__ void clear_token(const fmlac_pool &pool, uint8_t *row, uint8_t *scales)
+static __device__ __forceinline__ void clear_token(const fmlac_pool &pool, uint8_t *row, uint8_t *scales)
 {
     for (int32_t i = threadIdx.x % 32; i < pool.data_row_bytes; i += 32) {
         row[i] = 0;
@@ -141,10 +157,10 @@ static __device__ void clear_token(const fmlac_pool &pool, uint8_t *row, uint8_t
     __syncwarp();
 }
 
-static __device__ void write_token(const fmlac_pool &pool, int64_t slot, int32_t head, const source &from, int32_t dtype,
-                                   bool historic)
+static __device__ __forceinline__ void write_token(const fmlac_pool &pool, const place &to, int32_t head,
+                                                   const source &from, int32_t dtype, bool historic)
 {
-    uint8_t *row = pool_row(&pool, slot);
+    uint8_t *row = to.row, *scales = to.scales;
     if (pool.layout == FMLAC_LAYOUT_PLAIN) {
         row += head * pool.head_stride;
         for (int32_t j = threadIdx.x % 32; j < pool.d_qk; j += 32) {
@@ -153,11 +169,10 @@ static __device__ void write_token(const fmlac_pool &pool, int64_t slot, int32_t
         }
         return;
     }
-    uint8_t *scales = pool_scales(&pool, slot);
     clear_token(pool, row, scales);
     for (int32_t g = 0; g < pool.quant_dims / pool.group; g++) {
-        float scale = group_scale(pool, group_top(from, g * pool.group, (g + 1) * pool.group, pool.outer_scale), dtype,
-                                  historic);
+        float scale =
+            group_scale(pool, group_top(from, g * pool.group, (g + 1) * pool.group, pool.outer_scale), dtype, historic);
         if (threadIdx.x % 32 == 0) {
             store_scale(scales, pool.scale, g, scale);
         }
@@ -184,35 +199,35 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) fmlak_quantize_sm80(con
     if (!own_token(p.count, p.heads, &token, &head)) {
         return;
     }
-    int64_t slot = slot_at(p.slots, p.pool, token);
-    if (slot >= 0) {
+    place to = place_of(p.slots, p.pool, token);
+    if (to.row) {
         source from = {&p.rows, token * p.rows.stride[0] + head * p.rows.stride[1], nullptr, nullptr, nullptr, 0};
-        write_token(p.pool, slot, head, from, p.rows.dtype, p.historic);
+        write_token(p.pool, to, head, from, p.rows.dtype, p.historic);
     }
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32) fmlak_dequantize_sm80(const __grid_constant__ fmlac_transcode p)
+extern "C" __global__ void __launch_bounds__(WARPS * 32)
+    fmlak_dequantize_sm80(const __grid_constant__ fmlac_transcode p)
 {
     int64_t token;
     int32_t head;
     if (!own_token(p.count, p.heads, &token, &head)) {
         return;
     }
-    int64_t slot = slot_at(p.slots, p.pool, token);
+    place from = place_of(p.slots, p.pool, token);
     int64_t at = token * p.rows.stride[0] + head * p.rows.stride[1];
-    const uint8_t *row = slot < 0 ? nullptr : pool_row(&p.pool, slot);
-    const uint8_t *scales = slot < 0 ? nullptr : pool_scales(&p.pool, slot);
     for (int32_t j = threadIdx.x % 32; j < p.pool.d_qk; j += 32) {
-        store_element(p.rows.data, p.rows.dtype, at + j, slot < 0 ? 0.0f : token_element(&p.pool, row, scales, head, j));
+        store_element(p.rows.data, p.rows.dtype, at + j,
+                      from.row ? token_element(&p.pool, from.row, from.scales, head, j) : 0.0f);
     }
 }
 
 /* The same codes at other places: bytes move. */
-static __device__ void copy_codes(const fmlac_pool &dst, int64_t to_slot, const fmlac_pool &src, int64_t from_slot,
-                                  int32_t head)
+static __device__ __forceinline__ void copy_codes(const fmlac_pool &dst, const place &to_place, const fmlac_pool &src,
+                                                  const place &from_place, int32_t head)
 {
-    uint8_t *to = pool_row(&dst, to_slot);
-    const uint8_t *from = pool_row(&src, from_slot);
+    uint8_t *to = to_place.row;
+    const uint8_t *from = from_place.row;
     int lane = threadIdx.x % 32;
     if (dst.layout == FMLAC_LAYOUT_PLAIN) {
         for (int64_t i = lane; i < 2 * (int64_t)dst.d_qk; i += 32) {
@@ -220,9 +235,7 @@ static __device__ void copy_codes(const fmlac_pool &dst, int64_t to_slot, const 
         }
         return;
     }
-    uint8_t *to_scales = pool_scales(&dst, to_slot);
-    const uint8_t *from_scales = pool_scales(&src, from_slot);
-    clear_token(dst, to, to_scales);
+    clear_token(dst, to, to_place.scales);
     for (int32_t i = lane; i < dst.code_bytes; i += 32) {
         to[i] = from[i];
     }
@@ -230,7 +243,7 @@ static __device__ void copy_codes(const fmlac_pool &dst, int64_t to_slot, const 
         to[dst.rope_offset + i] = from[src.rope_offset + i];
     }
     for (int32_t i = lane; i < dst.scale_bytes; i += 32) {
-        to_scales[i] = from_scales[i];
+        to_place.scales[i] = from_place.scales[i];
     }
 }
 
@@ -241,14 +254,14 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) fmlak_convert_sm80(cons
     if (!own_token(p.count, p.heads, &token, &head)) {
         return;
     }
-    int64_t from_slot = slot_at(p.src_slots, p.src, token), to_slot = slot_at(p.dst_slots, p.dst, token);
-    if (from_slot < 0 || to_slot < 0) {
+    place from = place_of(p.src_slots, p.src, token), to = place_of(p.dst_slots, p.dst, token);
+    if (!from.row || !to.row) {
         return;
     }
     if (p.same_codes) {
-        copy_codes(p.dst, to_slot, p.src, from_slot, head);
+        copy_codes(p.dst, to, p.src, from, head);
         return;
     }
-    source from = {nullptr, 0, &p.src, pool_row(&p.src, from_slot), pool_scales(&p.src, from_slot), head};
-    write_token(p.dst, to_slot, head, from, FMLAC_BF16, false);
+    source values = {nullptr, 0, &p.src, from.row, from.scales, head};
+    write_token(p.dst, to, head, values, FMLAC_BF16, false);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* small.cu: merge of partial states, index conversion, the e4m3 cast of a matrix, weight permutations, schedule tables. */
+/* small.cu: merge of partial states, index conversion, the e4m3 cast of a matrix, weight permutations, schedule tables.
+ */
 #include "common/list.cuh"
 
 #define THREADS 256
@@ -114,7 +115,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) fmlak_fp8_cast_sm80(const 
     }
 }
 
-/* ---- permutations: one warp per source row ------------------------------------------------------------------------ */
+/* ---- permutations: one warp per source row ------------------------------------------------------------------------
+ */
 
 extern "C" __global__ void __launch_bounds__(THREADS) fmlak_permute_q_b_sm80(const __grid_constant__ fmlac_permute p)
 {
@@ -163,7 +165,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) fmlak_permute_wv_sm80(cons
     }
 }
 
-/* ---- schedule tables: one block; the rule is in src/plan/plan.h ----------------------------------------------------- */
+/* ---- schedule tables: one block; the rule is in src/plan/plan.h -----------------------------------------------------
+ */
 
 enum { FORM_2025_02 = 1, FORM_2025_09 = 4, FORM_2026_01 = 5 };
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * tile.cuh: tiles of 16-bit numbers in shared memory, rows of 128-byte blocks (64 elements), and the warp products that read
- * them. Rows are swizzled: 16-byte chunk c of row r lies at c ^ (r & 7) within its 128 bytes, so that neither ldmatrix nor
- * row-wise stores meet bank conflicts.
+ * tile.cuh: tiles of 16-bit numbers in shared memory, rows of 128-byte blocks (64 elements), and the warp products that
+ * read them. Rows are swizzled: 16-byte chunk c of row r lies at c ^ (r & 7) within its 128 bytes, so that neither
+ * ldmatrix nor row-wise stores meet bank conflicts.
  */
 #ifndef FLASHMLA_CUDA_SM80_TILE_CUH
 #define FLASHMLA_CUDA_SM80_TILE_CUH
@@ -11,7 +11,7 @@
 #include "ptx/matrix.cuh"
 
 #define LOG2_E 1.4426950408889634f
-#define LN_2 0.6931471805599453f
+#define LN_2   0.6931471805599453f
 
 /* Byte offset of 16-byte chunk `chunk` of row `row`. */
 static __device__ __forceinline__ uint32_t swizzled(uint32_t row, uint32_t chunk, uint32_t row_bytes)
@@ -31,7 +31,8 @@ static __device__ __noinline__ void copy_plain_hard(uint32_t shared, const uint8
     ptx_store_shared_128(shared, x);
 }
 
-template <int F16> static __device__ __forceinline__ void multiply(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
+template <int F16>
+static __device__ __forceinline__ void multiply(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
 {
     if (F16) {
         ptx_mma_f16(d, a, b0, b1);
@@ -76,8 +77,8 @@ static __device__ __forceinline__ void scores(float acc[NT][4], uint32_t q, uint
     }
 }
 
-/* out[NV][4] += A (16 rows, KT * 16 deep, in registers) x the first NV * 8 columns of a tile of KT * 16 rows; columns from
- * `width` on are left alone. */
+/* out[NV][4] += A (16 rows, KT * 16 deep, in registers) x the first NV * 8 columns of a tile of KT * 16 rows; columns
+ * from `width` on are left alone. */
 template <int KT, int NV, int F16>
 static __device__ __forceinline__ void accumulate(float out[NV][4], const uint32_t a[KT][4], uint32_t tile,
                                                   uint32_t row_bytes, int width)
@@ -100,7 +101,8 @@ static __device__ __forceinline__ void accumulate(float out[NV][4], const uint32
 }
 
 /* Accumulators of 16 rows x NT * 8 columns as A fragments: column pairs of two 8-column tiles make one 16-deep step. */
-template <int NT, int F16> static __device__ __forceinline__ void pack_rows(uint32_t a[NT / 2][4], const float acc[NT][4])
+template <int NT, int F16>
+static __device__ __forceinline__ void pack_rows(uint32_t a[NT / 2][4], const float acc[NT][4])
 {
 #pragma unroll
     for (int k = 0; k < NT / 2; k++) {

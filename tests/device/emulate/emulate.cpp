@@ -10,7 +10,7 @@
 #include "ptx/math.cuh"
 #include "ptx/matrix.cuh"
 
-enum state { READY, IN_WARP, IN_BARRIER, DONE };
+enum state { READY, IN_WARP, IN_BARRIER, YIELDED, DONE };
 
 struct copy {
     uint32_t to;
@@ -33,7 +33,7 @@ struct warp {
     int arrived;
 };
 
-#define STACK_BYTES (256 * 1024)
+#define STACK_BYTES  (256 * 1024)
 #define SHARED_BYTES (232448)
 
 static fibre fibres[1024];
@@ -131,8 +131,22 @@ static void release_barrier(void)
     }
 }
 
+/* Fibres that found nothing new go on in the next round. */
+static int wake_yielded(void)
+{
+    int woken = 0;
+    for (int i = 0; i < thread_count; i++) {
+        if (fibres[i].at == YIELDED) {
+            fibres[i].at = READY;
+            woken++;
+        }
+    }
+    return woken;
+}
+
 static void run_block(void)
 {
+    int idle = 0; /* rounds in which fibres only looked */
     int count = (thread_count + 31) / 32;
     for (;;) {
         bool moved = false, done = true;
@@ -149,11 +163,33 @@ static void run_block(void)
         if (done) {
             return;
         }
+        bool late = emu_hopper_round();
+        idle = late ? 0 : idle + 1;
+        moved = (wake_yielded() > 0 && idle < 10000) || moved;
         if (!moved) {
             fprintf(stderr, "emulated block hangs: threads wait for fellows that never come\n");
             abort();
         }
     }
+}
+
+void emu_yield(void)
+{
+    leave(YIELDED);
+}
+
+int emu_thread_id(void)
+{
+    return (int)(running - fibres);
+}
+
+/* Takes a thread's copies that were not waited for. */
+void emu_copy_take(void (*each)(uint32_t to, const void *from, int size, int bytes))
+{
+    for (const copy &c : running->copies) {
+        each(c.to, c.from, c.size, c.bytes);
+    }
+    running->copies.clear();
 }
 
 void emu_barrier(void)
@@ -333,7 +369,8 @@ float ptx_float_of_f16(uint32_t x)
     if (exponent == 31) {
         return __uint_as_float(sign | 0x7F800000u | fraction << 13);
     }
-    float magnitude = exponent == 0 ? ldexpf((float)fraction, -24) : ldexpf((float)(fraction + 1024), (int)exponent - 25);
+    float magnitude =
+        exponent == 0 ? ldexpf((float)fraction, -24) : ldexpf((float)(fraction + 1024), (int)exponent - 25);
     return sign ? -magnitude : magnitude;
 }
 
@@ -453,7 +490,7 @@ uint32_t ptx_multiply_bf16x2(uint32_t a, uint32_t b)
 /* Kernels take one struct by value, which the calling convention puts on the stack: a larger struct with the same
  * beginning looks the same to them. */
 template <int BYTES> struct parameters {
-    alignas(8) unsigned char bytes[BYTES];
+    alignas(64) unsigned char bytes[BYTES];
 };
 
 static const void *kernel, *argument;
@@ -468,7 +505,8 @@ static void call_kernel(void)
     }
 }
 
-extern "C" void emu_launch(const void *function, const void *params, bool large, emu_index grid, emu_index block, size_t shared_bytes)
+extern "C" void emu_launch(const void *function, const void *params, bool large, emu_index grid, emu_index block,
+                           size_t shared_bytes)
 {
     static unsigned char copy_of_params[32768];
     memcpy(copy_of_params, params, large ? 32760 : 2048);
@@ -479,6 +517,7 @@ extern "C" void emu_launch(const void *function, const void *params, bool large,
     thread_count = (int)block.x;
     for (unsigned b = 0; b < grid.x; b++) {
         memset(shared, 0xFF, shared_bytes);
+        emu_hopper_begin();
         for (int i = 0; i < thread_count; i++) {
             fibre *f = &fibres[i];
             f->index.thread = {(unsigned)i, 0, 0};

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * emulate.h: CUDA kernels as plain C++ on a processor, for tests on machines without a GPU. The kernels' sources are compiled
- * as they are, with this header included first and the folder ptx/ beside it in place of src/cuda/ptx: every instruction
- * that C has no word for is one function there, so nothing else needs a double.
+ * emulate.h: CUDA kernels as plain C++ on a processor, for tests on machines without a GPU. The kernels' sources are
+ * compiled as they are, with this header included first and the folder ptx/ beside it in place of src/cuda/ptx: every
+ * instruction that C has no word for is one function there, so nothing else needs a double.
  *
  * A block's threads are fibres. Warp instructions and barriers are where a fibre waits for its fellows; between two of
- * them one warp runs as far as it can, in an order that changes from launch to launch, so a missing barrier shows. Copies
- * to shared memory that are asynchronous happen when they are waited for and not before. Shared memory starts as NaN.
+ * them one warp runs as far as it can, in an order that changes from launch to launch, so a missing barrier shows.
+ * Copies to shared memory that are asynchronous happen when they are waited for and not before. Shared memory starts as
+ * NaN.
  */
 #ifndef FLASHMLA_EMULATE_H
 #define FLASHMLA_EMULATE_H
@@ -19,10 +20,10 @@
 #define __device__
 #define __host__
 #define __forceinline__ inline
-#define __noinline__ __attribute__((noinline, unused))
+#define __noinline__    __attribute__((noinline, unused))
 #define __launch_bounds__(...)
 #define __grid_constant__
-#define __shared__ static
+#define __shared__   static
 #define __align__(n) alignas(n)
 #define __restrict__
 
@@ -38,9 +39,9 @@ struct emu_thread {
 extern emu_thread *emu_current;
 
 #define threadIdx (emu_current->thread)
-#define blockIdx (emu_current->block)
-#define blockDim (emu_current->block_dim)
-#define gridDim (emu_current->grid_dim)
+#define blockIdx  (emu_current->block)
+#define blockDim  (emu_current->block_dim)
+#define gridDim   (emu_current->grid_dim)
 
 struct alignas(8) float2 {
     float x, y;
@@ -63,6 +64,13 @@ unsigned char *emu_shared(void);
 void emu_copy_async(uint32_t to, const void *from, int size, int bytes);
 void emu_copy_commit(void);
 void emu_copy_wait(int pending);
+/* Looked at something that has not happened yet: lets others run. */
+void emu_yield(void);
+int emu_thread_id(void);
+void emu_copy_take(void (*each)(uint32_t to, const void *from, int size, int bytes));
+/* emulate_hopper.cpp: a block begins; a round of all warps is over: whether something asynchronous happened since. */
+void emu_hopper_begin(void);
+bool emu_hopper_round(void);
 
 static inline uint32_t __float_as_uint(float x)
 {
@@ -76,18 +84,45 @@ static inline float __uint_as_float(uint32_t x)
     memcpy(&y, &x, 4);
     return y;
 }
-static inline float __fmul_rn(float a, float b) { return a * b; }
-static inline float __fdiv_rn(float a, float b) { return a / b; }
-static inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
-static inline int __popc(uint32_t x) { return __builtin_popcount(x); }
-static inline void __syncthreads(void) { emu_barrier(); }
-static inline int __syncthreads_count(int p) { return emu_barrier_count(p); }
+static inline float __fmul_rn(float a, float b)
+{
+    return a * b;
+}
+static inline float __fdiv_rn(float a, float b)
+{
+    return a / b;
+}
+static inline float __fmaf_rn(float a, float b, float c)
+{
+    return fmaf(a, b, c);
+}
+static inline int __popc(uint32_t x)
+{
+    return __builtin_popcount(x);
+}
+static inline void __syncthreads(void)
+{
+    emu_barrier();
+}
+static inline int __syncthreads_count(int p)
+{
+    return emu_barrier_count(p);
+}
 uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t select);
 uint32_t emu_shuffle(uint32_t x, int lane);
 uint32_t __ballot_sync(uint32_t mask, int p);
-static inline int __any_sync(uint32_t m, int p) { return __ballot_sync(m, p) != 0; }
-static inline int __all_sync(uint32_t m, int p) { return __ballot_sync(m, p) == 0xFFFFFFFFu; }
-static inline void __syncwarp(void) { (void)__ballot_sync(0xFFFFFFFFu, 0); }
+static inline int __any_sync(uint32_t m, int p)
+{
+    return __ballot_sync(m, p) != 0;
+}
+static inline int __all_sync(uint32_t m, int p)
+{
+    return __ballot_sync(m, p) == 0xFFFFFFFFu;
+}
+static inline void __syncwarp(void)
+{
+    (void)__ballot_sync(0xFFFFFFFFu, 0);
+}
 
 template <typename T> static inline T emu_shuffle_any(T x, int lane)
 {

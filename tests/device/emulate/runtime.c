@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * runtime.c: the functions of the CUDA runtime (and of the driver, for the flashmla program) that are called on the way to
- * a kernel, over ordinary memory and the emulated block of emulate.cpp. The device pretends to be of compute capability 9.0
- * with FLASHMLA_EMULATE_PROCESSORS multiprocessors (default 8) and FLASHMLA_EMULATE_SHARED_KIB of shared memory (227).
+ * runtime.c: the functions of the CUDA runtime (and of the driver, for the flashmla program) that are called on the way
+ * to a kernel, over ordinary memory and the emulated block of emulate.cpp. The device pretends to be of compute
+ * capability 9.0 with FLASHMLA_EMULATE_PROCESSORS multiprocessors (default 8) and FLASHMLA_EMULATE_SHARED_KIB of shared
+ * memory (227).
  */
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -16,7 +18,8 @@ typedef struct emu_index {
     unsigned x, y, z;
 } emu_index;
 
-void emu_launch(const void *function, const void *params, bool large, emu_index grid, emu_index block, size_t shared_bytes);
+void emu_launch(const void *function, const void *params, bool large, emu_index grid, emu_index block,
+                size_t shared_bytes);
 extern void fmlak_merge_sm80(void);
 
 static cudaError_t last = cudaSuccess;
@@ -53,11 +56,11 @@ cudaError_t cudaSetDevice(int device)
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr name, int device)
 {
     (void)device;
-    *value = name == cudaDevAttrMultiProcessorCount                  ? processors()
-             : name == cudaDevAttrComputeCapabilityMajor             ? 9
-             : name == cudaDevAttrMaxSharedMemoryPerBlockOptin       ? shared_bytes()
-             : name == cudaDevAttrMaxSharedMemoryPerMultiprocessor   ? shared_bytes() + 1024
-                                                                     : 0;
+    *value = name == cudaDevAttrMultiProcessorCount                ? processors()
+             : name == cudaDevAttrComputeCapabilityMajor           ? 9
+             : name == cudaDevAttrMaxSharedMemoryPerBlockOptin     ? shared_bytes()
+             : name == cudaDevAttrMaxSharedMemoryPerMultiprocessor ? shared_bytes() + 1024
+                                                                   : 0;
     return cudaSuccess;
 }
 
@@ -119,7 +122,8 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *fu
         last = cudaErrorInvalidValue;
         return last;
     }
-    emu_launch(function, arguments[0], function == (const void *)fmlak_merge_sm80, grid, block, config->dynamicSmemBytes);
+    emu_launch(function, arguments[0], function == (const void *)fmlak_merge_sm80, grid, block,
+               config->dynamicSmemBytes);
     return cudaSuccess;
 }
 
@@ -157,5 +161,46 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureSta
 {
     (void)stream;
     *status = cudaStreamCaptureStatusNone;
+    return cudaSuccess;
+}
+
+/* The beginning of a tensor map is what the double of ptx/tma.cuh reads. */
+typedef struct emu_tensor_map {
+    void *data;
+    uint64_t dims[4], strides[3];
+    uint32_t box[4];
+} emu_tensor_map;
+
+static CUresult encode(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *data, const cuuint64_t *dims,
+                       const cuuint64_t *strides, const cuuint32_t *box, const cuuint32_t *steps,
+                       CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
+                       CUtensorMapFloatOOBfill fill)
+{
+    emu_tensor_map m = {.data = data};
+    (void)type, (void)steps, (void)interleave, (void)promotion, (void)fill;
+    if (rank != 4 || swizzle != CU_TENSOR_MAP_SWIZZLE_128B || (uintptr_t)data % 16) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    for (int i = 0; i < 4; i++) {
+        m.dims[i] = dims[i];
+        m.box[i] = box[i];
+        if (i < 3) {
+            m.strides[i] = strides[i];
+        }
+    }
+    memcpy(map, &m, sizeof m);
+    return CUDA_SUCCESS;
+}
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned version,
+                                             unsigned long long flags, cudaDriverEntryPointQueryResult *found)
+{
+    (void)version, (void)flags;
+    bool known = strcmp(symbol, "cuTensorMapEncodeTiled") == 0;
+    CUresult (*pointer)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *,
+                        const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
+                        CUtensorMapL2promotion, CUtensorMapFloatOOBfill) = encode;
+    memcpy(function, &pointer, sizeof pointer);
+    *found = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
     return cudaSuccess;
 }

@@ -5,7 +5,11 @@
 
 #include "memory.cuh"
 
-PTX_INLINE void ptx_grid_wait(void) {}
-PTX_INLINE void ptx_grid_launch_dependents(void) {}
+PTX_INLINE void ptx_grid_wait(void)
+{
+}
+PTX_INLINE void ptx_grid_launch_dependents(void)
+{
+}
 
 #endif

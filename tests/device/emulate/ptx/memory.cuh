@@ -7,23 +7,59 @@
 
 #define PTX_INLINE static inline __attribute__((unused))
 
-PTX_INLINE unsigned char *ptx_shared(void) { return emu_shared(); }
-PTX_INLINE uint32_t ptx_shared_address(const void *p) { return (uint32_t)((const unsigned char *)p - emu_shared()); }
-PTX_INLINE void ptx_store_shared_u32(uint32_t a, uint32_t x) { memcpy(emu_shared() + a, &x, 4); }
-PTX_INLINE void ptx_store_shared_u16(uint32_t a, uint16_t x) { memcpy(emu_shared() + a, &x, 2); }
-PTX_INLINE void ptx_store_shared_u8(uint32_t a, uint32_t x) { emu_shared()[a] = (unsigned char)x; }
-PTX_INLINE void ptx_store_shared_128(uint32_t a, const uint32_t x[4]) { memcpy(emu_shared() + a, x, 16); }
-PTX_INLINE void ptx_load_shared_64(uint32_t x[2], uint32_t a) { memcpy(x, emu_shared() + a, 8); }
+PTX_INLINE unsigned char *ptx_shared(void)
+{
+    return emu_shared();
+}
+PTX_INLINE uint32_t ptx_shared_address(const void *p)
+{
+    return (uint32_t)((const unsigned char *)p - emu_shared());
+}
+PTX_INLINE void ptx_store_shared_u32(uint32_t a, uint32_t x)
+{
+    memcpy(emu_shared() + a, &x, 4);
+}
+PTX_INLINE void ptx_store_shared_u16(uint32_t a, uint16_t x)
+{
+    memcpy(emu_shared() + a, &x, 2);
+}
+PTX_INLINE void ptx_store_shared_u8(uint32_t a, uint32_t x)
+{
+    emu_shared()[a] = (unsigned char)x;
+}
+PTX_INLINE void ptx_store_shared_128(uint32_t a, const uint32_t x[4])
+{
+    memcpy(emu_shared() + a, x, 16);
+}
+PTX_INLINE void ptx_load_shared_64(uint32_t x[2], uint32_t a)
+{
+    memcpy(x, emu_shared() + a, 8);
+}
 PTX_INLINE uint32_t ptx_load_shared_u32(uint32_t a)
 {
     uint32_t x;
     memcpy(&x, emu_shared() + a, 4);
     return x;
 }
-PTX_INLINE uint32_t ptx_load_shared_u8(uint32_t a) { return emu_shared()[a]; }
-PTX_INLINE void ptx_copy_async_16(uint32_t to, const void *from, uint32_t bytes) { emu_copy_async(to, from, 16, (int)bytes); }
-PTX_INLINE void ptx_copy_async_8(uint32_t to, const void *from, uint32_t bytes) { emu_copy_async(to, from, 8, (int)bytes); }
-PTX_INLINE void ptx_copy_async_commit(void) { emu_copy_commit(); }
-template <int PENDING> PTX_INLINE void ptx_copy_async_wait(void) { emu_copy_wait(PENDING); }
+PTX_INLINE uint32_t ptx_load_shared_u8(uint32_t a)
+{
+    return emu_shared()[a];
+}
+PTX_INLINE void ptx_copy_async_16(uint32_t to, const void *from, uint32_t bytes)
+{
+    emu_copy_async(to, from, 16, (int)bytes);
+}
+PTX_INLINE void ptx_copy_async_8(uint32_t to, const void *from, uint32_t bytes)
+{
+    emu_copy_async(to, from, 8, (int)bytes);
+}
+PTX_INLINE void ptx_copy_async_commit(void)
+{
+    emu_copy_commit();
+}
+template <int PENDING> PTX_INLINE void ptx_copy_async_wait(void)
+{
+    emu_copy_wait(PENDING);
+}
 
 #endif
