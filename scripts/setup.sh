@@ -6,7 +6,8 @@ set -euo pipefail
 
 build="gcc libc6-dev cmake ninja-build pkg-config libcjson-dev"
 test="libcmocka-dev python3 python3-numpy g++ clang libclang-rt-14-dev clang-format cppcheck qemu-user
-      libsimde-dev gcc-aarch64-linux-gnu libc6-dev-arm64-cross gnuplot-nox doxygen"
+      libsimde-dev gcc-aarch64-linux-gnu libc6-dev-arm64-cross gnuplot-nox doxygen
+      python3-pytest python3-hypothesis python3-torch python3-venv"
 
 wanted=()
 for part in "$@"; do

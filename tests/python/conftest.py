@@ -2,6 +2,7 @@
 """Where the package and its library are found when tests run from the source tree, and the kinds of arrays they use.
 
 FLASHMLA_INSTALLED=1 tests an installed package instead. FLASHMLA_LIBRARY names the library otherwise.
+FLASHMLA_WITHOUT_TORCH=1 hides torch where it is installed.
 """
 
 import os
@@ -14,6 +15,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 if not os.environ.get("FLASHMLA_INSTALLED"):
     sys.path.insert(0, str(ROOT / "python"))
     os.environ.setdefault("FLASHMLA_LIBRARY", str(ROOT / "build/default/src/libflashmla.so"))
+if os.environ.get("FLASHMLA_WITHOUT_TORCH"):
+    sys.modules["torch"] = None
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 import support  # noqa: E402
