@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* check.c: `flashmla check`: runs cases against the reference and tells how it went. */
 #include "check.h"
+#include "check_ids.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +16,7 @@ enum {
     OPTION_SEED,
     OPTION_CASES,
     OPTION_CASE,
+    OPTION_IDS,
     OPTION_LIST,
     OPTION_MAY_SKIP,
     OPTION_JSON_FILE
@@ -28,6 +30,7 @@ static const char usage[] =
     "  --format NAME       only cases with this KV format as main or extra cache\n"
     "  --cases SET         quick (default), all, or full (for a GPU)\n"
     "  --case TEXT         one case, as a failure prints it\n"
+    "  --ids[=C001,C003]   instead of cases: the faults of tests/cases.md, all or some (all cases run them too)\n"
     "  --seed N            other random numbers; default 1\n"
     "  --list              print the cases instead of running them\n"
     "  --may-skip          exit with 77 when this machine cannot run the tier or device\n"
@@ -44,6 +47,8 @@ typedef struct check_options {
     int64_t seed;
     case_set set;
     const char *one;
+    const char *ids; /* NULL: none */
+    bool only_ids;
     const char *json;
     bool list, may_skip;
 } check_options;
@@ -99,6 +104,10 @@ static int take_option(check_options *o, int option, const char *argument)
         return cli_error("--cases: '%s'; allowed: quick, all, full", argument);
     case OPTION_CASE:
         o->one = argument;
+        return CLI_OK;
+    case OPTION_IDS:
+        o->ids = argument != NULL ? argument : "all";
+        o->only_ids = true;
         return CLI_OK;
     case OPTION_LIST:
         o->list = true;
@@ -198,8 +207,8 @@ static void run_list(checker *k, const check_options *o, const case_list *list, 
         if (v == VERDICT_FAILED || v == VERDICT_BROKEN) {
             cli_progress(NULL);
             if (failures++ < FAILURES_MAX) {
-                printf("FAILED %s\n       flashmla check%s --case \"%s\"\n", v == VERDICT_FAILED ? k->why : "no reference",
-                       replay, text);
+                const char *why = v == VERDICT_FAILED ? k->why : "no reference";
+                printf("FAILED %s\n       flashmla check%s --case \"%s\"\n", why, replay, text);
                 fflush(stdout);
             }
         }
@@ -220,8 +229,8 @@ static int64_t print_tallies(const checker *k, const tally *tallies, int64_t *fa
         if (t->passed + t->failed + t->not_offered == 0) {
             continue;
         }
-        printf("%-17s %7lld %7lld %9.1f", fmla_operation_name((fmla_operation)op), (long long)t->passed, (long long)t->failed,
-               t->seconds);
+        printf("%-17s %7lld %7lld %9.1f", fmla_operation_name((fmla_operation)op), (long long)t->passed,
+               (long long)t->failed, t->seconds);
         if (op <= FMLA_OP_MHA_FORWARD) {
             printf(" %12.3f %12.3f", k->worst[op][QUANTITY_OUT], k->worst[op][QUANTITY_LSE]);
         }
@@ -252,6 +261,20 @@ static int write_json(const char *path, cJSON *records, const engine *e)
     return bad ? cli_error("cannot write %s", path) : CLI_OK;
 }
 
+static int64_t run_ids(checker *k, const check_options *o, cJSON *records, int64_t *failed)
+{
+    char replay[128];
+    ids_tally t = {0};
+    replay_options(o, replay, sizeof replay);
+    ids_run(k, o->ids, replay, records, &t);
+    printf("%-17s %7lld %7lld %9.1f\n", "named faults", (long long)t.passed, (long long)t.failed, t.seconds);
+    if (t.not_offered > 0) {
+        printf("%lld named faults are not offered by this backend\n", (long long)t.not_offered);
+    }
+    *failed += t.failed;
+    return t.passed;
+}
+
 static int run_checks(const check_options *o, const case_list *list)
 {
     checker *k = xcalloc(1, sizeof *k);
@@ -271,6 +294,9 @@ static int run_checks(const check_options *o, const case_list *list)
         fflush(stdout);
         run_list(k, o, list, tallies, records);
         int64_t passed = print_tallies(k, tallies, &failed);
+        if (o->ids != NULL) {
+            passed += run_ids(k, o, records, &failed);
+        }
         if (records != NULL) {
             status = write_json(o->json, records, &k->engine);
         }
@@ -305,6 +331,7 @@ int cmd_check(int argc, char **argv)
         {"seed", required_argument, NULL, OPTION_SEED},
         {"cases", required_argument, NULL, OPTION_CASES},
         {"case", required_argument, NULL, OPTION_CASE},
+        {"ids", optional_argument, NULL, OPTION_IDS},
         {"list", no_argument, NULL, OPTION_LIST},
         {"may-skip", no_argument, NULL, OPTION_MAY_SKIP},
         {NULL, 0, NULL, 0},
@@ -329,6 +356,11 @@ int cmd_check(int argc, char **argv)
             return CLI_ERROR;
         }
     }
+    if (o.only_ids && optind + 1 == argc) {
+        o.ids = argv[optind++]; /* "--ids C001" is "--ids=C001" */
+    } else if (o.ids == NULL && o.operation < 0 && o.format == 0 && o.one == NULL) {
+        o.ids = o.set == CASES_QUICK ? "quick" : "all";
+    }
     if (optind < argc) {
         return cli_error("check: unexpected argument '%s'", argv[optind]);
     }
@@ -337,14 +369,20 @@ int cmd_check(int argc, char **argv)
                                                              ? "cuda" : fmla_isa_name((fmla_isa)o.shared.isa));
         return SKIPPED;
     }
-    int status = make_list(&o, &list);
-    if (status == CLI_OK && list.count == 0) {
+    int status = o.ids != NULL ? ids_valid(o.ids) : CLI_OK;
+    if (status == CLI_OK && !o.only_ids) {
+        status = make_list(&o, &list);
+    }
+    if (status == CLI_OK && !o.only_ids && list.count == 0) {
         status = cli_error("check: no case matches");
     } else if (status == CLI_OK && o.list) {
         for (size_t i = 0; i < list.count; i++) {
             char text[512];
             case_print(&list.cases[i], text, sizeof text);
             printf("%s\n", text);
+        }
+        if (o.ids != NULL) {
+            ids_print(o.ids);
         }
     } else if (status == CLI_OK) {
         status = run_checks(&o, &list);
