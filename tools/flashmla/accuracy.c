@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * accuracy.c: `flashmla accuracy`: what storing keys in a format does to attention. Both sides are computed in float64: one
- * on the tokens as they are (bf16), one on what is left of them in the format. Kernels play no part.
+ * accuracy.c: `flashmla accuracy`: what storing keys in a format does to attention. Both sides are computed in float64:
+ * one on the tokens as they are (bf16), one on what is left of them in the format. Kernels play no part.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -11,16 +11,12 @@
 #include "problem_numbers.h"
 #include "safetensors.h"
 
-enum {
-    OPTION_IN = CLI_OPTION_OWN,
-    OPTION_TOKENS,
-    OPTION_HEADS,
-    OPTION_SEED
-};
+enum { OPTION_IN = CLI_OPTION_OWN, OPTION_TOKENS, OPTION_HEADS, OPTION_SEED };
 
 static const char usage[] =
     "usage: flashmla accuracy [options]\n\n"
-    "Error of attention's output when keys and values are kept in each KV format, against float64 attention on the tokens\n"
+    "Error of attention's output when keys and values are kept in each KV format, against float64 attention on the "
+    "tokens\n"
     "before they were quantised, for made-up tokens of three kinds or for your own.\n\n"
     "  --in FILE           .safetensors with q [n_q, h, d] and kv [n, d] (bf16, fp16 or fp32; d 576 or 512)\n"
     "  --tokens N          made-up tokens; default 1024\n"
@@ -180,8 +176,8 @@ static void report(const sample *s, const accuracy_row *rows, int count, cJSON *
     for (int i = 0; i < count; i++) {
         const accuracy_row *r = &rows[i];
         if (list == NULL) {
-            printf("%-14s %4lld %-24s %6.0f %7.1f%% %10.3e %10.3e %10.3e %10.3e\n", s->name, (long long)s->d, r->name, r->bytes,
-                   r->saving, r->max_error, r->relative, r->cosine, r->lse_error);
+            printf("%-14s %4lld %-24s %6.0f %7.1f%% %10.3e %10.3e %10.3e %10.3e\n", s->name, (long long)s->d, r->name,
+                   r->bytes, r->saving, r->max_error, r->relative, r->cosine, r->lse_error);
             continue;
         }
         cJSON *one = cJSON_CreateObject();

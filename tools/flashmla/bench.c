@@ -103,9 +103,10 @@ static cJSON *shape_json(const test_case *c)
     const struct {
         const char *name;
         int64_t value;
-    } fields[] = {{"b", c->b},       {"s_q", c->s_q},       {"s_kv", c->s_kv}, {"h_q", c->h_q},       {"h_kv", c->h_kv},
-                  {"d_qk", c->d_qk}, {"d_v", c->d_v},       {"topk", c->topk}, {"e_topk", c->e_topk}, {"page", c->page},
-                  {"e_kv", c->e_kv}, {"e_page", c->e_page}, {"count", c->count}, {"causal", c->causal}, {"varlen", c->varlen}};
+    } fields[] = {{"b", c->b},           {"s_q", c->s_q},       {"s_kv", c->s_kv},    {"h_q", c->h_q},
+                  {"h_kv", c->h_kv},     {"d_qk", c->d_qk},     {"d_v", c->d_v},      {"topk", c->topk},
+                  {"e_topk", c->e_topk}, {"page", c->page},     {"e_kv", c->e_kv},    {"e_page", c->e_page},
+                  {"count", c->count},   {"causal", c->causal}, {"varlen", c->varlen}};
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
         cJSON_AddNumberToObject(shape, fields[i].name, (double)fields[i].value);
     }
@@ -157,8 +158,8 @@ static void report(const bench_options *o, const station *s, const bench_shape *
     cJSON_AddItemToArray(records, r);
     if (o->json == NULL || strcmp(o->json, "-") != 0) {
         printf("%-56s %3d %12.1f %10.1f %8.2f %7.1f%%\n", shape->name,
-               s->engine.host ? (int)fmla_context_threads(s->engine.context) : 0, time->median * 1e6, tflops * 1e3, gbps,
-               100 * least / time->median);
+               s->engine.host ? (int)fmla_context_threads(s->engine.context) : 0, time->median * 1e6, tflops * 1e3,
+               gbps, 100 * least / time->median);
         fflush(stdout);
     }
 }
@@ -195,7 +196,8 @@ static int run_shape(const bench_options *o, station *stations, int count, const
     bench_work work = attention ? bench_work_of(&p) : plain_work(&shape->c);
     for (int i = 0; i < count && status == CLI_OK; i++) {
         bench_time time;
-        fmla_status s = bench_measure(&stations[i].engine, &p.mem, (fmla_operation)shape->c.op, &args, (int32_t)o->runs, &time);
+        fmla_status s =
+            bench_measure(&stations[i].engine, &p.mem, (fmla_operation)shape->c.op, &args, (int32_t)o->runs, &time);
         if (s == FMLA_ERROR_UNSUPPORTED) {
             printf("%-56s not offered: %s\n", shape->name, engine_error(&stations[i].engine));
         } else if (s != FMLA_OK) {
@@ -275,15 +277,16 @@ static void print_head(const bench_options *o, const station *stations, int coun
     }
     for (int i = 0; i < count && stations[i].engine.host; i++) {
         const bench_limit *l = &stations[i].limit;
-        printf("limits, %d threads: %.1f GFLOP/s fp32 multiply-add, ", (int)fmla_context_threads(stations[i].engine.context),
-               l->fma);
+        printf("limits, %d threads: %.1f GFLOP/s fp32 multiply-add, ",
+               (int)fmla_context_threads(stations[i].engine.context), l->fma);
         if (l->dot_bf16 > 0) {
             printf("%.1f GFLOP/s bf16 dot product, ", l->dot_bf16);
         }
         printf("%.1f GB/s read\n", l->read);
     }
     printf("%s, %s\n\n%-56s %3s %12s %10s %8s %8s\n", fmla_device_name(fmla_context_device(stations[0].engine.context)),
-           fmla_isa_name(fmla_context_isa(stations[0].engine.context)), "shape", "thr", "us", "GFLOP/s", "GB/s", "of limit");
+           fmla_isa_name(fmla_context_isa(stations[0].engine.context)), "shape", "thr", "us", "GFLOP/s", "GB/s",
+           "of limit");
 }
 
 static int run_bench(const bench_options *o, const bench_shapes *list)

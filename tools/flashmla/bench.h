@@ -19,8 +19,8 @@ typedef struct bench_shapes {
 } bench_shapes;
 
 /*
- * Reads the .json files of `directory` that are meant for `device`, or all if `filter` is given, and keeps the shapes whose
- * name contains filter. CLI_OK or CLI_ERROR (printed).
+ * Reads the .json files of `directory` that are meant for `device`, or all if `filter` is given, and keeps the shapes
+ * whose name contains filter. CLI_OK or CLI_ERROR (printed).
  */
 int bench_shapes_read(bench_shapes *list, const char *directory, fmla_device device, const char *filter);
 void bench_shapes_free(bench_shapes *list);
@@ -29,9 +29,9 @@ void bench_shapes_free(bench_shapes *list);
 
 /* What this machine can do at most, measured; 0: not known. */
 typedef struct bench_limit {
-    double fma;       /* fp32 multiply-adds, GFLOP/s */
-    double dot_bf16;  /* bf16 dot products into fp32, GFLOP/s; 0 where the processor has none */
-    double read;      /* GB/s from memory */
+    double fma;      /* fp32 multiply-adds, GFLOP/s */
+    double dot_bf16; /* bf16 dot products into fp32, GFLOP/s; 0 where the processor has none */
+    double read;     /* GB/s from memory */
 } bench_limit;
 
 bench_limit bench_peak(int32_t threads);
@@ -55,7 +55,8 @@ typedef struct bench_time {
 } bench_time;
 
 /* runs 0: at least 5, and as many as fit in half a second, at most 50. */
-fmla_status bench_measure(engine *e, memory *m, fmla_operation op, const any_args *args, int32_t runs, bench_time *time);
+fmla_status bench_measure(engine *e, memory *m, fmla_operation op, const any_args *args, int32_t runs,
+                          bench_time *time);
 double bench_now(void);
 /* Tensors for operations that are no attention. args is ready to run. CLI_OK or CLI_ERROR. */
 int bench_bytes_problem(problem *p, const test_case *c, engine *maker, any_args *args);

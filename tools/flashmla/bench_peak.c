@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * bench_peak.c: this machine's limits: independent chains of multiply-adds (and bf16 dot products, where there are any) in
- * registers, and sums over memory that no cache holds.
+ * bench_peak.c: this machine's limits: independent chains of multiply-adds (and bf16 dot products, where there are any)
+ * in registers, and sums over memory that no cache holds.
  */
 #include "bench.h"
 
@@ -16,8 +16,8 @@
 #include <arm_neon.h>
 #endif
 
-#define CHAINS 12 /* enough for 6 cycles of latency on two ports */
-#define ROUNDS 20000
+#define CHAINS     12 /* enough for 6 cycles of latency on two ports */
+#define ROUNDS     20000
 #define READ_BYTES ((size_t)96 << 20) /* per thread */
 
 /* Runs ROUNDS rounds of CHAINS instructions; returns FLOP. sink keeps the result alive. */

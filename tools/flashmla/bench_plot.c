@@ -57,7 +57,8 @@ static int draw(FILE *f, const char *path, const cJSON *records)
 {
     const cJSON *a, *b;
     int series = 0;
-    cJSON_ArrayForEach(a, records) {
+    cJSON_ArrayForEach(a, records)
+    {
         char name[160], other[160];
         bool first = true;
         series_name(a, name, sizeof name);
@@ -81,9 +82,11 @@ static int draw(FILE *f, const char *path, const cJSON *records)
     if (series == 0) {
         return cli_error("--plot: no record with FLOP to draw");
     }
-    fprintf(f, "set terminal svg size 1000,640 background rgb 'white'\nset output '%s'\nset logscale x 2\nset grid\n"
-               "set xlabel 'tokens attended by a query token'\nset ylabel 'GFLOP/s'\nset yrange [0:*]\n"
-               "set key outside right\nplot ", path);
+    fprintf(f,
+            "set terminal svg size 1000,640 background rgb 'white'\nset output '%s'\nset logscale x 2\nset grid\n"
+            "set xlabel 'tokens attended by a query token'\nset ylabel 'GFLOP/s'\nset yrange [0:*]\n"
+            "set key outside right\nplot ",
+            path);
     for (int i = 0; i < series; i++) {
         fprintf(f, "%s$s%d using 1:2 with linespoints title name%d", i ? ", " : "", i, i);
     }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * bench_shapes.c: reads bench/shapes/<file>.json: {"for": "cpu" or "cuda", "groups": [{"name": ..., "operation": ..., ...}]}. A
- * member of a group is a field of a test case; a list of values makes a shape for each, crossed with the other lists. A
- * list of lists under "together" sets several fields at once: {"together": ["h_q", "topk"], "values": [[64, 512], ...]}.
+ * bench_shapes.c: reads bench/shapes/<file>.json: {"for": "cpu" or "cuda", "groups": [{"name": ..., "operation": ...,
+ * ...}]}. A member of a group is a field of a test case; a list of values makes a shape for each, crossed with the
+ * other lists. A list of lists under "together" sets several fields at once: {"together": ["h_q", "topk"], "values":
+ * [[64, 512], ...]}.
  */
 #include "bench.h"
 
@@ -90,7 +91,8 @@ static int expand(const expansion *x, const cJSON *member, const char *text, con
     }
     if (strcmp(member->string, "together") == 0) {
         const cJSON *row, *values = cJSON_GetObjectItem(x->group, "values");
-        cJSON_ArrayForEach(row, values) {
+        cJSON_ArrayForEach(row, values)
+        {
             snprintf(longer, sizeof longer, "%s", text);
             snprintf(names, sizeof names, "%s", varying);
             for (int i = 0; i < cJSON_GetArraySize(member) && i < cJSON_GetArraySize(row); i++) {
@@ -109,7 +111,8 @@ static int expand(const expansion *x, const cJSON *member, const char *text, con
     }
     if (cJSON_IsArray(member)) {
         const cJSON *value;
-        cJSON_ArrayForEach(value, member) {
+        cJSON_ArrayForEach(value, member)
+        {
             snprintf(longer, sizeof longer, "%s", text);
             snprintf(names, sizeof names, "%s", varying);
             append(longer, sizeof longer, member->string, value);
@@ -137,7 +140,8 @@ static int read_shapes(bench_shapes *list, const char *path, const char *base, f
     const char *meant_for = cJSON_GetStringValue(cJSON_GetObjectItem(root, "for"));
     const cJSON *group;
     if (filter != NULL || (meant_for != NULL && strcmp(meant_for, fmla_device_name(device)) == 0)) {
-        cJSON_ArrayForEach(group, cJSON_GetObjectItem(root, "groups")) {
+        cJSON_ArrayForEach(group, cJSON_GetObjectItem(root, "groups"))
+        {
             char prefix[96];
             const char *name = cJSON_GetStringValue(cJSON_GetObjectItem(group, "name"));
             snprintf(prefix, sizeof prefix, "%s/%s", base, name ? name : "?");
@@ -151,38 +155,30 @@ static int read_shapes(bench_shapes *list, const char *path, const char *base, f
     return status;
 }
 
-static int compare_names(const void *a, const void *b)
+static int is_json(const struct dirent *entry)
 {
-    return strcmp(*(char *const *)a, *(char *const *)b);
+    size_t n = strlen(entry->d_name);
+    return n > 5 && n < 64 && strcmp(entry->d_name + n - 5, ".json") == 0;
 }
 
 int bench_shapes_read(bench_shapes *list, const char *directory, fmla_device device, const char *filter)
 {
-    DIR *dir = opendir(directory);
-    char *names[64];
-    size_t count = 0;
-    int status = CLI_OK;
-    if (dir == NULL) {
+    struct dirent **entries;
+    int count = scandir(directory, &entries, is_json, alphasort), status = CLI_OK;
+    if (count < 0) {
         return cli_error("%s: no such directory of shapes", directory);
     }
-    for (struct dirent *entry; (entry = readdir(dir)) != NULL && count < 64;) {
-        size_t n = strlen(entry->d_name);
-        if (n > 5 && n < 64 && strcmp(entry->d_name + n - 5, ".json") == 0) {
-            names[count] = xmalloc(n + 1);
-            memcpy(names[count++], entry->d_name, n + 1);
-        }
-    }
-    closedir(dir);
-    qsort(names, count, sizeof *names, compare_names);
-    for (size_t i = 0; i < count; i++) {
+    for (int i = 0; i < count; i++) {
         char path[4096], base[64];
-        snprintf(path, sizeof path, "%s/%s", directory, names[i]);
-        snprintf(base, sizeof base, "%.*s", (int)(strlen(names[i]) - 5), names[i]);
+        const char *name = entries[i]->d_name;
+        snprintf(path, sizeof path, "%s/%s", directory, name);
+        snprintf(base, sizeof base, "%.*s", (int)(strlen(name) - 5), name);
         if (status == CLI_OK) {
             status = read_shapes(list, path, base, device, filter);
         }
-        free(names[i]);
+        free(entries[i]);
     }
+    free(entries);
     return status;
 }
 

@@ -22,7 +22,8 @@ static int compare_doubles(const void *a, const void *b)
 }
 
 /* Seconds per call of `calls` calls in a row. */
-static fmla_status sample(engine *e, memory *m, fmla_operation op, const any_args *bound, int32_t calls, double *seconds)
+static fmla_status sample(engine *e, memory *m, fmla_operation op, const any_args *bound, int32_t calls,
+                          double *seconds)
 {
     fmla_status status = FMLA_OK;
     double start = bench_now();

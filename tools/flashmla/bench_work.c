@@ -7,7 +7,8 @@
 
 #include "problem_numbers.h"
 
-/* Tokens that all query tokens together attend: index slots below the lengths, valid or not; dense: no causal discount. */
+/* Tokens that all query tokens together attend: index slots below the lengths, valid or not; dense: no causal discount.
+ */
 static double attended(const problem *p, const scope *s)
 {
     double n = 0;
@@ -157,7 +158,8 @@ int bench_bytes_problem(problem *p, const test_case *c, engine *maker, any_args 
     case FMLA_OP_QUANTIZE:
         args->quantize = (fmla_quantize_args)FMLA_QUANTIZE_ARGS_INIT;
         args->quantize.src = random_rows(p, &r, (fmla_dtype)c->dtype, c->count, c->d_qk);
-        args->quantize.dst = cache_make(&p->mem, c->format, c->d_qk, 1, (c->count + c->page - 1) / c->page, c->page, 0, 0, 0);
+        args->quantize.dst =
+            cache_make(&p->mem, c->format, c->d_qk, 1, (c->count + c->page - 1) / c->page, c->page, 0, 0, 0);
         break;
     case FMLA_OP_DEQUANTIZE:
         status = full_cache(p, &r, maker, c->format, c->count, &cache);

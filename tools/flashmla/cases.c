@@ -10,13 +10,7 @@
 #include "problem_memory.h"
 #include "random.h"
 
-typedef enum field_kind {
-    FIELD_NUMBER,
-    FIELD_OPERATION,
-    FIELD_FORMAT,
-    FIELD_DTYPE,
-    FIELD_REAL
-} field_kind;
+typedef enum field_kind { FIELD_NUMBER, FIELD_OPERATION, FIELD_FORMAT, FIELD_DTYPE, FIELD_REAL } field_kind;
 
 typedef struct field {
     const char *name;
@@ -24,7 +18,10 @@ typedef struct field {
     field_kind kind;
 } field;
 
-#define NUMBER(member) {#member, offsetof(test_case, member), FIELD_NUMBER}
+#define NUMBER(member)                                                                                                 \
+    {                                                                                                                  \
+#member, offsetof(test_case, member), FIELD_NUMBER                                                             \
+    }
 
 static const field fields[] = {
     {"op", offsetof(test_case, op), FIELD_OPERATION},
@@ -32,11 +29,43 @@ static const field fields[] = {
     {"extra", offsetof(test_case, extra), FIELD_FORMAT},
     {"dtype", offsetof(test_case, dtype), FIELD_DTYPE},
     {"out", offsetof(test_case, out), FIELD_DTYPE},
-    NUMBER(b), NUMBER(s_q), NUMBER(s_kv), NUMBER(e_kv), NUMBER(h_q), NUMBER(h_kv), NUMBER(d_qk), NUMBER(d_v),
-    NUMBER(topk), NUMBER(e_topk), NUMBER(page), NUMBER(e_page), NUMBER(causal), NUMBER(varlen), NUMBER(zero_len),
-    NUMBER(lengths), NUMBER(e_lengths), NUMBER(ragged), NUMBER(bound), NUMBER(no_table), NUMBER(sink), NUMBER(invalid),
-    NUMBER(repeated), NUMBER(data), NUMBER(scales), NUMBER(pad), NUMBER(misalign), NUMBER(pos_inf), NUMBER(base2),
-    NUMBER(norm), NUMBER(plain_q), NUMBER(neox), NUMBER(group), NUMBER(count), NUMBER(again), NUMBER(seed),
+    NUMBER(b),
+    NUMBER(s_q),
+    NUMBER(s_kv),
+    NUMBER(e_kv),
+    NUMBER(h_q),
+    NUMBER(h_kv),
+    NUMBER(d_qk),
+    NUMBER(d_v),
+    NUMBER(topk),
+    NUMBER(e_topk),
+    NUMBER(page),
+    NUMBER(e_page),
+    NUMBER(causal),
+    NUMBER(varlen),
+    NUMBER(zero_len),
+    NUMBER(lengths),
+    NUMBER(e_lengths),
+    NUMBER(ragged),
+    NUMBER(bound),
+    NUMBER(no_table),
+    NUMBER(sink),
+    NUMBER(invalid),
+    NUMBER(repeated),
+    NUMBER(nan),
+    NUMBER(data),
+    NUMBER(scales),
+    NUMBER(pad),
+    NUMBER(misalign),
+    NUMBER(pos_inf),
+    NUMBER(base2),
+    NUMBER(norm),
+    NUMBER(plain_q),
+    NUMBER(neox),
+    NUMBER(group),
+    NUMBER(count),
+    NUMBER(again),
+    NUMBER(seed),
     {"scale", offsetof(test_case, scale), FIELD_REAL},
 };
 

@@ -27,18 +27,18 @@ typedef enum data_kind {
 
 typedef enum sink_kind {
     SINK_NONE = 0,
-    SINK_MIXED = 1,   /* bell-shaped, a third -inf, a third +inf */
+    SINK_MIXED = 1, /* bell-shaped, a third -inf, a third +inf */
     SINK_FINITE = 2,
-    SINK_EXTREME = 3  /* 0, +-1e4, +-1e38, +-inf */
+    SINK_EXTREME = 3 /* 0, +-1e4, +-1e38, +-inf */
 } sink_kind;
 
 /* Every field an int64_t (but scale), so that one table reads, prints and compares them. 0 is "no" or "default". */
 typedef struct test_case {
-    int64_t op;        /* fmla_operation */
-    int64_t format;    /* fmla_kv_format; convert: the source */
-    int64_t extra;     /* fmla_kv_format; convert: the destination */
-    int64_t dtype;     /* fmla_dtype of q, and of plain caches */
-    int64_t out;       /* fmla_dtype of out; 0: dtype */
+    int64_t op;                 /* fmla_operation */
+    int64_t format;             /* fmla_kv_format; convert: the source */
+    int64_t extra;              /* fmla_kv_format; convert: the destination */
+    int64_t dtype;              /* fmla_dtype of q, and of plain caches */
+    int64_t out;                /* fmla_dtype of out; 0: dtype */
     int64_t b, s_q, s_kv, e_kv; /* e_kv: tokens per request in the extra cache */
     int64_t h_q, h_kv, d_qk, d_v;
     int64_t topk, e_topk;
@@ -46,19 +46,20 @@ typedef struct test_case {
     int64_t causal, varlen, zero_len; /* zero_len: about half of the requests are empty */
     int64_t lengths, e_lengths;       /* topk_length: 1 per request, 2 per query token */
     int64_t ragged, bound, no_table;
-    int64_t sink;      /* sink_kind */
-    int64_t invalid;   /* 1: no valid index at all; 2: some query tokens have none */
-    int64_t repeated;  /* indices drawn with repetition */
-    int64_t data;      /* data_kind */
-    int64_t scales;    /* quantised caches: 1: V32's first quantiser; 2: random scales */
-    int64_t pad;       /* over-allocated strides, padded pages */
-    int64_t misalign;  /* bytes by which the caches are off a 64-byte boundary */
+    int64_t sink;     /* sink_kind */
+    int64_t invalid;  /* 1: no valid index at all; 2: some query tokens have none */
+    int64_t repeated; /* indices drawn with repetition */
+    int64_t nan;      /* some attended tokens are NaN: dense: the last one of each request */
+    int64_t data;     /* data_kind */
+    int64_t scales;   /* quantised caches: 1: V32's first quantiser; 2: random scales */
+    int64_t pad;      /* over-allocated strides, padded pages */
+    int64_t misalign; /* bytes by which the caches are off a 64-byte boundary */
     int64_t pos_inf, base2;
     int64_t norm, plain_q, neox, group; /* fused; group: heads per output group, 0: all */
-    int64_t count;     /* merge: states; bytes: tokens */
+    int64_t count;                      /* merge: states; bytes: tokens */
     int64_t again;
     int64_t seed;
-    double scale;      /* 0: the default of the operation's cases */
+    double scale; /* 0: the default of the operation's cases */
 } test_case;
 
 /* All default values of an operation's cases. */
@@ -75,11 +76,7 @@ typedef struct case_list {
     size_t count, capacity;
 } case_list;
 
-typedef enum case_set {
-    CASES_QUICK = 0,
-    CASES_ALL = 1,
-    CASES_FULL = 2
-} case_set;
+typedef enum case_set { CASES_QUICK = 0, CASES_ALL = 1, CASES_FULL = 2 } case_set;
 
 /* Appends; operation -1: all. The seeds are drawn from `seed`. */
 void cases_make(case_list *list, case_set set, int operation, uint64_t seed);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * cases_attention.c: the matrices of the attention operations. Each is the published tests' own matrix with every format
- * and our own corners added; FULL takes all of it (meant for a GPU), ALL and QUICK a fixed thinning of it, scaled down to
- * sizes that a CPU and the float64 reference can do. The corner lists are short and always taken whole.
+ * cases_attention.c: the matrices of the attention operations. Each is the published tests' own matrix with every
+ * format and our own corners added; FULL takes all of it (meant for a GPU), ALL and QUICK a fixed thinning of it,
+ * scaled down to sizes that a CPU and the float64 reference can do. The corner lists are short and always taken whole.
  */
 #include "cases.h"
 
@@ -30,7 +30,8 @@ static void dress(test_case *c, uint64_t n)
 
 static void dense_main(case_list *list, case_set set)
 {
-    static const int64_t b[] = {1, 2, 6, 64}, s_q[] = {1, 2, 4}, s_k[] = {20, 140, 4096}, dtypes[] = {FMLA_BF16, FMLA_F16};
+    static const int64_t b[] = {1, 2, 6, 64}, s_q[] = {1, 2, 4}, s_k[] = {20, 140, 4096},
+                         dtypes[] = {FMLA_BF16, FMLA_F16};
     static const int64_t h_q[] = {1, 3, 9, 63, 64, 126, 128}, h_kv[] = {1, 2, 3, 8};
     uint64_t n = 0;
     for (int i = 0; i < 4 * 3 * 3 * 7 * 4 * 2 * 2 * 2; i++) {
@@ -70,20 +71,47 @@ static void dense_main(case_list *list, case_set set)
 static void dense_corners(case_list *list, case_set set)
 {
     static const char *const texts[] = {
-        "s_kv=13,page=4,h_q=16,again=16", "s_kv=13,page=64,h_q=16,again=16", "s_kv=65,page=64,h_q=16,dtype=f16,format=f16",
-        "s_kv=1,page=64,h_q=1", "s_kv=63,page=1,h_q=33,varlen=1,b=3", "s_kv=300,page=480,h_q=16,b=2,pad=1",
-        "s_kv=5,s_q=9,causal=1,h_q=5,b=3,varlen=1", "s_kv=3,s_q=8,causal=1,h_q=16,pos_inf=1", "s_kv=0,h_q=16,b=2",
-        "b=0,h_q=16", "s_q=0,h_q=16,b=2", "s_kv=40,zero_len=1,b=7,h_q=16,sink=1", "s_kv=200,b=5,s_q=4,ragged=1,h_q=16,causal=1",
-        "s_kv=200,b=5,s_q=4,ragged=1,h_q=16,bound=1,again=2", "s_kv=90,b=3,s_q=3,bound=1,h_q=16,again=2",
-        "s_kv=90,b=3,no_table=1,h_q=16,again=2,varlen=1", "s_kv=150,h_q=16,sink=1,b=3", "s_kv=150,h_q=16,sink=3,b=3,base2=1",
-        "s_kv=1500,h_q=16,data=1,again=1", "s_kv=1500,h_q=16,data=3,again=1", "s_kv=700,h_q=16,data=3,scale=-0.04",
-        "s_kv=300,h_q=16,scale=0,data=1,base2=1", "s_kv=300,h_q=16,d_qk=320,d_v=256", "s_kv=300,h_q=16,d_qk=288,d_v=256",
-        "s_kv=300,h_q=16,d_qk=512,d_v=512", "s_kv=300,h_q=16,out=f32,b=2", "s_kv=300,h_q=96,d_qk=64,d_v=64,h_kv=8",
-        "s_kv=2500,h_q=16,again=1,out=f32", "s_kv=2500,h_q=8,s_q=3,causal=1,again=3,b=2,varlen=1",
-        "format=v32,s_kv=200,h_q=16,b=3,varlen=1,again=16", "format=v32,s_kv=200,h_q=16,scales=1,again=16,misalign=1",
-        "format=v32,s_kv=200,h_q=16,scales=2", "format=v4,d_qk=512,s_kv=200,h_q=16,b=2,pad=1,again=16",
-        "format=v41,d_qk=512,s_kv=200,h_q=16,b=2,s_q=3,causal=1,again=18", "format=v41-page,d_qk=512,s_kv=200,h_q=16,page=31,pad=1",
-        "format=v41,d_qk=512,s_kv=1300,h_q=128,again=1", "format=v41,d_qk=512,s_kv=130,h_q=64,scales=2",
+        "s_kv=13,page=4,h_q=16,again=16",
+        "s_kv=13,page=64,h_q=16,again=16",
+        "s_kv=65,page=64,h_q=16,dtype=f16,format=f16",
+        "s_kv=1,page=64,h_q=1",
+        "s_kv=63,page=1,h_q=33,varlen=1,b=3",
+        "s_kv=300,page=480,h_q=16,b=2,pad=1",
+        "s_kv=5,s_q=9,causal=1,h_q=5,b=3,varlen=1",
+        "s_kv=3,s_q=8,causal=1,h_q=16,pos_inf=1",
+        "s_kv=0,h_q=16,b=2",
+        "b=0,h_q=16",
+        "s_q=0,h_q=16,b=2",
+        "s_kv=40,zero_len=1,b=7,h_q=16,sink=1",
+        "s_kv=200,b=5,s_q=4,ragged=1,h_q=16,causal=1",
+        "s_kv=200,b=5,s_q=4,ragged=1,h_q=16,bound=1,again=2",
+        "s_kv=90,b=3,s_q=3,bound=1,h_q=16,again=2",
+        "s_kv=90,b=3,no_table=1,h_q=16,again=2,varlen=1",
+        "s_kv=150,h_q=16,sink=1,b=3",
+        "s_kv=150,h_q=16,sink=3,b=3,base2=1",
+        "s_kv=1500,h_q=16,data=1,again=1",
+        "s_kv=1500,h_q=16,data=3,again=1",
+        "s_kv=700,h_q=16,data=3,scale=-0.04",
+        "s_kv=300,h_q=16,scale=1e-30,data=1,base2=1",
+        "s_kv=300,h_q=16,d_qk=320,d_v=256",
+        "s_kv=300,h_q=16,d_qk=288,d_v=256",
+        "s_kv=300,h_q=16,d_qk=512,d_v=512",
+        "s_kv=300,h_q=16,out=f32,b=2",
+        "s_kv=300,h_q=96,d_qk=64,d_v=64,h_kv=8",
+        "s_kv=2500,h_q=16,again=1,out=f32",
+        "s_kv=2600,h_q=4,b=2,data=1,again=1",
+        "s_kv=2500,h_q=8,s_q=3,causal=1,again=3,b=2,varlen=1",
+        "s_kv=100,h_q=8,s_q=4,causal=1,again=17,b=3,varlen=1,nan=1",
+        "format=v32,s_kv=1300,h_q=3,s_q=3,causal=1,again=2,b=2,varlen=1,nan=1,sink=1",
+        "s_kv=77,h_q=16,s_q=3,b=2,bound=1,nan=1,h_kv=2,out=F32",
+        "format=v32,s_kv=200,h_q=16,b=3,varlen=1,again=16",
+        "format=v32,s_kv=200,h_q=16,scales=1,again=16,misalign=1",
+        "format=v32,s_kv=200,h_q=16,scales=2",
+        "format=v4,d_qk=512,s_kv=200,h_q=16,b=2,pad=1,again=16",
+        "format=v41,d_qk=512,s_kv=200,h_q=16,b=2,s_q=3,causal=1,again=18",
+        "format=v41-page,d_qk=512,s_kv=200,h_q=16,page=31,pad=1",
+        "format=v41,d_qk=512,s_kv=1300,h_q=128,again=1",
+        "format=v41,d_qk=512,s_kv=130,h_q=64,scales=2",
     };
     for (int i = 0; i < COUNT(texts); i++) {
         cases_add_text(list, set, FMLA_OP_DENSE_DECODE, texts[i]);
@@ -97,18 +125,27 @@ typedef struct pool_size {
 } pool_size;
 
 static const int64_t pairs[][2] = {
-    {FMLA_KV_V32, 0}, {FMLA_KV_V32, FMLA_KV_V32}, {FMLA_KV_V4, 0}, {FMLA_KV_V4, FMLA_KV_V4}, {FMLA_KV_V41, 0},
-    {FMLA_KV_V41, FMLA_KV_V41}, {FMLA_KV_V41, FMLA_KV_V41_FP4}, {FMLA_KV_V41_PAGE, 0}, {FMLA_KV_BF16, 0},
-    {FMLA_KV_V41_PAGE, FMLA_KV_V41_PAGE}, {FMLA_KV_V41_PAGE, FMLA_KV_V41_FP4_PAGE}, {FMLA_KV_BF16, FMLA_KV_BF16},
+    {FMLA_KV_V32, 0},
+    {FMLA_KV_V32, FMLA_KV_V32},
+    {FMLA_KV_V4, 0},
+    {FMLA_KV_V4, FMLA_KV_V4},
+    {FMLA_KV_V41, 0},
+    {FMLA_KV_V41, FMLA_KV_V41},
+    {FMLA_KV_V41, FMLA_KV_V41_FP4},
+    {FMLA_KV_V41_PAGE, 0},
+    {FMLA_KV_BF16, 0},
+    {FMLA_KV_V41_PAGE, FMLA_KV_V41_PAGE},
+    {FMLA_KV_V41_PAGE, FMLA_KV_V41_FP4_PAGE},
+    {FMLA_KV_BF16, FMLA_KV_BF16},
 };
 
 static void sparse_main(case_list *list, case_set set)
 {
-    static const pool_size mains[] = {{512, 64, 2},     {512, 64, 64},     {512, 64, 5},       {512, 64, 69},
-                                      {1024, 576, 2},   {1024, 576, 61},   {2046, 2048, 1},    {2046, 2048, 2},
-                                      {2046, 2048, 64}, {2046, 2048, 576}, {512, 64, 61},      {650, 576, 53}};
-    static const pool_size extras[] = {{512, 64, 5},   {512, 64, 69},   {1024, 576, 2}, {1024, 576, 123},
-                                       {2046, 2048, 1}, {2046, 2048, 576}, {512, 64, 61}, {650, 576, 53}};
+    static const pool_size mains[] = {{512, 64, 2},     {512, 64, 64},     {512, 64, 5},    {512, 64, 69},
+                                      {1024, 576, 2},   {1024, 576, 61},   {2046, 2048, 1}, {2046, 2048, 2},
+                                      {2046, 2048, 64}, {2046, 2048, 576}, {512, 64, 61},   {650, 576, 53}};
+    static const pool_size extras[] = {{512, 64, 5},    {512, 64, 69},     {1024, 576, 2}, {1024, 576, 123},
+                                       {2046, 2048, 1}, {2046, 2048, 576}, {512, 64, 61},  {650, 576, 53}};
     static const int64_t b[] = {4, 74, 321, 1}, s_q[] = {1, 3}, h_q[] = {64, 128};
     uint64_t n = 0;
     for (int i = 0; i < COUNT(pairs) * 12 * 4 * 2 * 2 * 8; i++) {
@@ -147,23 +184,39 @@ static void sparse_corners(case_list *list, case_set set)
     static const char *const texts[] = {
         "format=v41,extra=v41,b=4,h_q=128,s_q=3,s_kv=512,topk=128,e_kv=512,e_topk=100",
         "format=v41,extra=v41-fp4,b=4,h_q=128,s_q=3,s_kv=512,topk=128,e_kv=512,e_topk=100,again=2",
-        "format=v32,d_qk=576,topk=0,h_q=16", "format=v41,topk=0,extra=v41-fp4,e_topk=64,h_q=16,lengths=1",
-        "format=v4,topk=64,h_q=16,invalid=1,sink=3,b=3", "format=v4,topk=64,extra=v4,e_topk=32,h_q=16,invalid=3,e_lengths=1,b=3",
+        "format=v32,d_qk=576,topk=0,h_q=16",
+        "format=v41,topk=0,extra=v41-fp4,e_topk=64,h_q=16,lengths=1",
+        "format=v4,topk=64,h_q=16,invalid=1,sink=3,b=3",
+        "format=v4,topk=64,extra=v4,e_topk=32,h_q=16,invalid=3,e_lengths=1,b=3",
         "format=v32,d_qk=576,topk=51,s_kv=300,h_q=65,sink=1,lengths=2,b=3,s_q=2,again=2",
-        "format=v32,d_qk=576,topk=2051,s_kv=4000,h_q=8,again=1", "format=v32,d_qk=576,topk=2176,s_kv=2048,h_q=8,again=8",
-        "format=v32,d_qk=576,topk=200,s_kv=400,h_q=16,scales=1,again=16", "format=v32,d_qk=576,topk=200,s_kv=400,h_q=16,scales=2",
-        "format=v4,topk=200,s_kv=400,h_q=16,scales=2,misalign=1", "format=v41-page,topk=200,s_kv=400,h_q=16,scales=2,page=31",
+        "format=v41,topk=2500,s_kv=2600,h_q=4,b=2,data=1,again=1",
+        "format=v32,d_qk=576,topk=2051,s_kv=4000,h_q=8,again=1",
+        "format=v32,d_qk=576,topk=2176,s_kv=2048,h_q=8,again=8",
+        "format=v32,d_qk=576,topk=200,s_kv=400,h_q=16,scales=1,again=16",
+        "format=v32,d_qk=576,topk=200,s_kv=400,h_q=16,scales=2",
+        "format=v4,topk=200,s_kv=400,h_q=16,scales=2,misalign=1",
+        "format=v41-page,topk=200,s_kv=400,h_q=16,scales=2,page=31",
         "format=v41,extra=v41-fp4,topk=70,e_topk=200,e_kv=400,h_q=16,scales=2,e_page=31",
         "format=v41-page,extra=v41-fp4-page,topk=70,e_topk=200,e_kv=400,h_q=16,scales=2,e_page=32,page=1",
-        "format=bf16,d_qk=576,topk=300,s_kv=400,h_q=16,again=24,pad=1", "format=f16,dtype=f16,d_qk=576,topk=300,s_kv=400,h_q=16",
-        "format=f16,dtype=f16,topk=300,s_kv=400,h_q=16,sink=1,b=2", "format=v41,topk=300,s_kv=400,h_q=16,out=f32",
+        "format=bf16,d_qk=576,topk=300,s_kv=400,h_q=16,again=24,pad=1",
+        "format=f16,dtype=f16,d_qk=576,topk=300,s_kv=400,h_q=16",
+        "format=f16,dtype=f16,topk=300,s_kv=400,h_q=16,sink=1,b=2",
+        "format=v41,topk=300,s_kv=400,h_q=16,out=f32",
         "format=v32,d_qk=576,b=5,s_q=4,ragged=1,topk=100,s_kv=200,h_q=16,again=2,lengths=1",
         "format=v41,b=5,s_q=4,ragged=1,topk=100,s_kv=200,h_q=16,again=3,lengths=2,sink=1",
-        "format=v32,d_qk=576,topk=600,s_kv=900,h_q=16,data=1,again=8", "format=v41,topk=600,s_kv=900,h_q=16,data=1,again=1",
-        "format=v41,topk=600,s_kv=900,h_q=16,data=2", "format=v4,topk=600,s_kv=900,h_q=16,data=3,base2=1",
-        "format=v4,topk=600,s_kv=900,h_q=16,data=3,scale=-0.04", "format=v41,topk=64,h_q=1,s_q=5,page=1",
-        "format=v41,b=70,topk=8,s_kv=64,h_q=3,again=4", "format=v32,d_qk=576,topk=300,s_kv=100,h_q=16,repeated=1,again=1",
-        "format=v41,topk=64,h_q=16,b=0", "format=v41,topk=64,h_q=16,s_q=0,b=2", "format=v4,topk=100,s_kv=100,h_q=16,page=256,pad=1",
+        "format=v32,d_qk=576,topk=600,s_kv=900,h_q=16,data=1,again=8",
+        "format=v41,topk=600,s_kv=900,h_q=16,data=1,again=1",
+        "format=v41,topk=600,s_kv=900,h_q=16,data=2",
+        "format=v4,topk=600,s_kv=900,h_q=16,data=3,base2=1",
+        "format=v4,topk=600,s_kv=900,h_q=16,data=3,scale=-0.04",
+        "format=v41,extra=v41-fp4,topk=40,e_topk=30,h_q=5,s_q=9,s_kv=900,e_kv=900,nan=1,again=1",
+        "format=v4,topk=40,h_q=5,s_q=9,s_kv=900,nan=1,again=24",
+        "format=v41,topk=64,h_q=1,s_q=5,page=1",
+        "format=v41,b=70,topk=8,s_kv=64,h_q=3,again=4",
+        "format=v32,d_qk=576,topk=300,s_kv=100,h_q=16,repeated=1,again=1",
+        "format=v41,topk=64,h_q=16,b=0",
+        "format=v41,topk=64,h_q=16,s_q=0,b=2",
+        "format=v4,topk=100,s_kv=100,h_q=16,page=256,pad=1",
     };
     for (int i = 0; i < COUNT(texts); i++) {
         cases_add_text(list, set, FMLA_OP_SPARSE_DECODE, texts[i]);
@@ -174,8 +227,8 @@ static void sparse_corners(case_list *list, case_set set)
 
 static void prefill_main(case_list *list, case_set set)
 {
-    static const int64_t sizes[][2] = {{128, 128},  {256, 256},  {512, 512}, {592, 128}, {1840, 256}, {1592, 384}, {1521, 512},
-                                       {95, 128},   {153, 256},  {114, 384}, {32, 2048}, {64, 8192}};
+    static const int64_t sizes[][2] = {{128, 128},  {256, 256}, {512, 512}, {592, 128}, {1840, 256}, {1592, 384},
+                                       {1521, 512}, {95, 128},  {153, 256}, {114, 384}, {32, 2048},  {64, 8192}};
     static const int64_t s_q[] = {1, 62, 213}, h_q[] = {64, 128}, d_qk[] = {512, 576};
     uint64_t n = 0;
     for (int i = 0; i < 12 * 3 * 2 * 2 * 2 * 2 * 2; i++) {
@@ -216,12 +269,23 @@ static void prefill_main(case_list *list, case_set set)
 static void prefill_corners(case_list *list, case_set set)
 {
     static const char *const texts[] = {
-        "s_q=0,topk=64,h_q=16", "s_q=5,topk=0,h_q=16,pos_inf=1", "s_q=3,s_kv=0,topk=7,h_q=16", "s_q=3,s_kv=1,topk=7,h_q=16",
-        "s_q=40,s_kv=90,topk=33,h_q=1,again=16", "s_q=9,s_kv=90,topk=33,h_q=96,h_kv=3,again=2", "s_q=9,s_kv=90,topk=33,h_q=7,h_kv=7",
-        "s_q=20,s_kv=300,topk=200,h_q=16,dtype=f16,format=f16,again=8", "s_q=20,s_kv=300,topk=200,h_q=16,out=f32,sink=3",
-        "s_q=20,s_kv=300,topk=200,h_q=16,base2=1,pos_inf=0,invalid=2", "s_q=20,s_kv=300,topk=200,h_q=16,data=1,again=1",
-        "s_q=20,s_kv=300,topk=200,h_q=16,data=3", "s_q=8,s_kv=300,topk=400,h_q=16,repeated=1,again=4",
-        "s_q=300,s_kv=16,topk=4,h_q=2,again=4", "s_q=20,s_kv=300,topk=200,h_q=16,d_qk=320,d_v=256,pad=1",
+        "s_q=0,topk=64,h_q=16",
+        "s_q=5,topk=0,h_q=16,pos_inf=1",
+        "s_q=3,s_kv=0,topk=7,h_q=16",
+        "s_q=3,s_kv=1,topk=7,h_q=16",
+        "s_q=40,s_kv=90,topk=33,h_q=1,again=16",
+        "s_q=9,s_kv=90,topk=33,h_q=96,h_kv=3,again=2",
+        "s_q=9,s_kv=90,topk=33,h_q=7,h_kv=7",
+        "s_q=20,s_kv=300,topk=200,h_q=16,dtype=f16,format=f16,again=8",
+        "s_q=20,s_kv=300,topk=200,h_q=16,out=f32,sink=3",
+        "s_q=20,s_kv=300,topk=200,h_q=16,base2=1,pos_inf=0,invalid=2",
+        "s_q=20,s_kv=300,topk=200,h_q=16,data=1,again=1",
+        "s_q=20,s_kv=300,topk=200,h_q=16,data=3",
+        "s_q=3,s_kv=2600,topk=2500,h_q=4,data=1,again=1",
+        "s_q=8,s_kv=300,topk=400,h_q=16,repeated=1,again=4",
+        "s_q=30,s_kv=900,topk=40,h_q=20,again=17,nan=1",
+        "s_q=300,s_kv=16,topk=4,h_q=2,again=4",
+        "s_q=20,s_kv=300,topk=200,h_q=16,d_qk=320,d_v=256,pad=1",
     };
     for (int i = 0; i < COUNT(texts); i++) {
         cases_add_text(list, set, FMLA_OP_SPARSE_PREFILL, texts[i]);
@@ -237,8 +301,8 @@ static void prefill_corners(case_list *list, case_set set)
 
 /* ---- fused --------------------------------------------------------------------------------------------------- */
 
-static const int64_t fused_sizes[][2] = {{64, 64},     {128, 128},   {256, 256},   {512, 512},  {592, 120},   {1840, 240},
-                                         {1521, 600}, {3412, 2896}, {95, 152},    {153, 264},  {2345, 5136}, {32, 2048}};
+static const int64_t fused_sizes[][2] = {{64, 64},    {128, 128},   {256, 256}, {512, 512}, {592, 120},   {1840, 240},
+                                         {1521, 600}, {3412, 2896}, {95, 152},  {153, 264}, {2345, 5136}, {32, 2048}};
 
 /* sink, all invalid, lengths */
 static const int64_t fused_flags[][3] = {{0, 0, 0}, {1, 0, 0}, {1, 1, 0}, {1, 0, 1}, {0, 1, 1}};
@@ -293,9 +357,12 @@ static void fused_decode(case_list *list, case_set set)
         c.h_q = h_q[x % 2], x /= 2;
         c.e_kv = extras[x % 4][0] ? extras[x % 4][0] : 64;
         c.e_topk = extras[x % 4][1], x /= 4;
-        static const int64_t formats[][2] = {{FMLA_KV_V41, FMLA_KV_V41},           {FMLA_KV_V41, FMLA_KV_V41_FP4},
-                                             {FMLA_KV_V4, FMLA_KV_V4},             {FMLA_KV_V41_PAGE, FMLA_KV_V41_PAGE},
-                                             {FMLA_KV_V41_PAGE, FMLA_KV_V41_FP4_PAGE}, {FMLA_KV_BF16, FMLA_KV_BF16}};
+        static const int64_t formats[][2] = {{FMLA_KV_V41, FMLA_KV_V41},
+                                             {FMLA_KV_V41, FMLA_KV_V41_FP4},
+                                             {FMLA_KV_V4, FMLA_KV_V4},
+                                             {FMLA_KV_V41_PAGE, FMLA_KV_V41_PAGE},
+                                             {FMLA_KV_V41_PAGE, FMLA_KV_V41_FP4_PAGE},
+                                             {FMLA_KV_BF16, FMLA_KV_BF16}};
         c.format = formats[x][0];
         c.extra = c.e_topk ? formats[x][1] : 0;
         c.page = 64 + c.topk % 8;
@@ -311,9 +378,16 @@ static void fused_decode(case_list *list, case_set set)
 static void fused_corners(case_list *list, case_set set, fmla_operation op)
 {
     static const char *const texts[] = {
-        "s_q=0,topk=8,h_q=8", "s_q=3,topk=0,h_q=8,group=4", "s_q=5,topk=64,h_q=8,sink=3,invalid=2", "s_q=5,topk=64,h_q=16,norm=1,group=1",
-        "s_q=6,topk=64,h_q=3,norm=1,group=1,again=2", "s_q=2,topk=600,s_kv=900,h_q=16,norm=1,data=1,again=1,group=8",
-        "s_q=2,topk=600,s_kv=900,h_q=16,data=2,again=1", "s_q=7,topk=90,s_kv=100,h_q=32,plain_q=1,neox=1,sink=1,lengths=1,again=10",
+        "s_q=0,topk=8,h_q=8",
+        "s_q=3,topk=0,h_q=8,group=4",
+        "s_q=5,topk=64,h_q=8,sink=3,invalid=2",
+        "s_q=5,topk=64,h_q=16,norm=1,group=1",
+        "s_q=6,topk=64,h_q=3,norm=1,group=1,again=2",
+        "s_q=2,topk=600,s_kv=900,h_q=16,norm=1,data=1,again=1,group=8",
+        "s_q=9,topk=40,s_kv=900,h_q=8,nan=1,again=2",
+        "s_q=2,topk=600,s_kv=900,h_q=16,data=2,again=1",
+        "s_q=2,topk=2300,s_kv=2400,h_q=4,data=1,again=1",
+        "s_q=7,topk=90,s_kv=100,h_q=32,plain_q=1,neox=1,sink=1,lengths=1,again=10",
         "s_q=7,topk=90,s_kv=100,h_q=32,plain_q=1,group=8,again=16,repeated=1",
     };
     for (int i = 0; i < COUNT(texts); i++) {
@@ -358,11 +432,18 @@ static void mha_main(case_list *list, case_set set, fmla_operation op)
 static void mha_corners(case_list *list, case_set set, fmla_operation op)
 {
     static const char *const texts[] = {
-        "b=3,s_q=8,s_kv=3,causal=1,h_q=2,h_kv=2", "b=3,s_q=8,s_kv=3,causal=1,h_q=2,h_kv=1,d_qk=128,pos_inf=1",
-        "b=6,s_q=20,s_kv=30,zero_len=1,varlen=1,h_q=4,h_kv=2,again=1", "b=2,s_q=0,s_kv=5,h_q=2,h_kv=2", "b=2,s_q=5,s_kv=0,h_q=2,h_kv=2",
-        "b=1,s_q=1,s_kv=1,h_q=1,h_kv=1", "b=3,s_q=76,s_kv=1,varlen=1,causal=1,h_q=2,h_kv=2,data=1",
-        "b=2,s_q=130,s_kv=131,h_q=3,h_kv=3,data=1,causal=1,pad=1,again=1", "b=1,s_q=70,s_kv=200,h_q=4,h_kv=1,dtype=f16,causal=1",
-        "b=1,s_q=33,s_kv=64,h_q=2,h_kv=2,scale=-0.1", "b=1,s_q=64,s_kv=64,h_q=2,h_kv=2,d_qk=64,d_v=64,causal=1",
+        "b=3,s_q=8,s_kv=3,causal=1,h_q=2,h_kv=2",
+        "b=3,s_q=8,s_kv=3,causal=1,h_q=2,h_kv=1,d_qk=128,pos_inf=1",
+        "b=6,s_q=20,s_kv=30,zero_len=1,varlen=1,h_q=4,h_kv=2,again=1",
+        "b=2,s_q=0,s_kv=5,h_q=2,h_kv=2",
+        "b=2,s_q=5,s_kv=0,h_q=2,h_kv=2",
+        "b=1,s_q=1,s_kv=1,h_q=1,h_kv=1",
+        "b=3,s_q=76,s_kv=1,varlen=1,causal=1,h_q=2,h_kv=2,data=1",
+        "b=2,s_q=130,s_kv=131,h_q=3,h_kv=3,data=1,causal=1,pad=1,again=1",
+        "b=1,s_q=70,s_kv=200,h_q=4,h_kv=1,dtype=f16,causal=1",
+        "b=1,s_q=33,s_kv=64,h_q=2,h_kv=2,scale=-0.1",
+        "b=1,s_q=64,s_kv=64,h_q=2,h_kv=2,d_qk=64,d_v=64,causal=1",
+        "b=2,s_q=70,s_kv=90,h_q=2,h_kv=2,causal=1,nan=1",
         "b=1,s_q=300,s_kv=300,h_q=2,h_kv=1,causal=1,again=1",
     };
     for (int i = 0; i < COUNT(texts); i++) {

@@ -6,8 +6,8 @@
 
 #define COUNT(a) ((int)(sizeof(a) / sizeof((a)[0])))
 
-static const int64_t formats[] = {FMLA_KV_BF16,     FMLA_KV_F16,      FMLA_KV_V32,         FMLA_KV_V4, FMLA_KV_V41,
-                                  FMLA_KV_V41_PAGE, FMLA_KV_V41_FP4, FMLA_KV_V41_FP4_PAGE};
+static const int64_t formats[] = {FMLA_KV_BF16, FMLA_KV_F16,      FMLA_KV_V32,     FMLA_KV_V4,
+                                  FMLA_KV_V41,  FMLA_KV_V41_PAGE, FMLA_KV_V41_FP4, FMLA_KV_V41_FP4_PAGE};
 
 static int64_t width_of(int64_t format, int i)
 {
@@ -65,9 +65,15 @@ static void convert(case_list *list, case_set set)
 static void merge(case_list *list, case_set set)
 {
     static const char *const texts[] = {
-        "topk=1,h_q=3,count=11", "topk=2,h_q=16,count=20,pad=1", "topk=2,h_q=16,count=20,dtype=f16,sink=1,pos_inf=1",
-        "topk=2,h_q=16,count=20,dtype=f32,sink=1", "topk=7,h_q=5,count=33,data=1,d_v=128,sink=1", "topk=64,h_q=2,count=9,dtype=f32",
-        "topk=3,h_q=128,count=3,d_v=512,dtype=f32,data=1", "topk=2,h_q=4,count=0", "topk=4,h_q=9,count=13,d_v=7,dtype=f32",
+        "topk=1,h_q=3,count=11",
+        "topk=2,h_q=16,count=20,pad=1",
+        "topk=2,h_q=16,count=20,dtype=f16,sink=1,pos_inf=1",
+        "topk=2,h_q=16,count=20,dtype=f32,sink=1",
+        "topk=7,h_q=5,count=33,data=1,d_v=128,sink=1",
+        "topk=64,h_q=2,count=9,dtype=f32",
+        "topk=3,h_q=128,count=3,d_v=512,dtype=f32,data=1",
+        "topk=2,h_q=4,count=0",
+        "topk=4,h_q=9,count=13,d_v=7,dtype=f32",
     };
     for (int i = 0; i < COUNT(texts); i++) {
         cases_add_text(list, set, FMLA_OP_MERGE, texts[i]);

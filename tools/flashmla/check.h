@@ -22,9 +22,9 @@ typedef struct checker {
     engine engine;
     engine others[CHECK_OTHERS]; /* opened when first needed, on the CPU only */
     weight_class class;
-    double budget;   /* multiplications of one reference */
+    double budget;                               /* multiplications of one reference */
     double worst[FMLA_OP_COUNT][QUANTITY_COUNT]; /* largest error / allowed seen */
-    comparison last; /* of the last output (not lse) that was compared */
+    comparison last;                             /* of the last output (not lse) that was compared */
     char why[1024];
 } checker;
 

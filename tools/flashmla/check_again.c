@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * check_again.c: the same problem in other clothes must give the same bits: other numbers of threads, every request alone,
- * requests in another order, more invalid slots, other pages. Each way builds args from the problem's own, runs, and
- * looks at the problem's outputs, which are where they were.
+ * check_again.c: the same problem in other clothes must give the same bits: other numbers of threads, every request
+ * alone, requests in another order, more invalid slots, other pages. Each way builds args from the problem's own, runs,
+ * and looks at the problem's outputs, which are where they were.
  */
 
 #include <stdlib.h>
@@ -90,8 +90,9 @@ static void slice_fused(fmla_tensor *q, fmla_tensor *indices, fmla_tensor *extra
                         fmla_tensor *extra_length, fmla_fused_params *f, int64_t first, int64_t n)
 {
     fmla_tensor none = {0};
-    fmla_tensor *all[] = {q, indices, extra ? extra : &none, length, extra_length ? extra_length : &none,
-                          &f->token_positions, &f->out_fp8, &f->lse, &f->max_logits};
+    fmla_tensor *all[] = {
+        q,           indices, extra ? extra : &none, length, extra_length ? extra_length : &none, &f->token_positions,
+        &f->out_fp8, &f->lse, &f->max_logits};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         slice(all[i], 0, first, n);
     }
@@ -339,7 +340,8 @@ static verdict again_pages(checker *k, problem *p, const uint8_t *results, size_
     }
     use_scopes(p, &a, &s, &extra);
     char how[100];
-    snprintf(how, sizeof how, "pages of %d tokens in another order, bytes 0x%02X where nothing may be read", (int)page, fill);
+    snprintf(how, sizeof how, "pages of %d tokens in another order, bytes 0x%02X where nothing may be read", (int)page,
+             fill);
     verdict v = run_and_compare(k, &k->engine, p, &a, results, size, how);
     scope_free(&s);
     if (p->extra.cache.format != FMLA_KV_NONE) {
@@ -349,7 +351,8 @@ static verdict again_pages(checker *k, problem *p, const uint8_t *results, size_
 }
 
 /* All slots of a pool as bf16 rows first.. of kv. */
-static fmla_status dequantize_pool(checker *k, problem *p, const fmla_kv_cache *pool, const fmla_tensor *kv, int64_t first)
+static fmla_status dequantize_pool(checker *k, problem *p, const fmla_kv_cache *pool, const fmla_tensor *kv,
+                                   int64_t first)
 {
     any_args a;
     memset(&a, 0, sizeof a);

@@ -18,26 +18,29 @@ static double lonely_lse(const test_case *c)
     return c->pos_inf ? (double)INFINITY : -(double)INFINITY;
 }
 
-/* Every row, chosen or not: lonely rows are empty, all others finite (unless a sink is NaN). */
+/* Every row, chosen or not: lonely rows are empty, those that attend a NaN say so in lse, others are finite. */
 static verdict check_rows(checker *k, const problem *p)
 {
     int64_t group = p->c.h_q / p->c.h_kv;
     for (int64_t t = 0; t < p->tokens; t++) {
         int64_t attended = 0;
+        bool nan = false;
         for (int64_t h = 0; h < p->c.h_q; h++) {
             if (h % group == 0) {
                 attended = problem_attended(p, t, h / group);
+                nan = problem_attends_nan(p, t, h / group);
             }
             double lse = number_get(p->lse.data, FMLA_F32, problem_lse_offset(p, &p->lse, t, h));
-            if (attended == 0 ? lse != lonely_lse(&p->c) : !isfinite(lse)) {
-                return check_fail(k, "lse of query token %lld, head %lld is %g, but it attends %lld tokens", (long long)t,
-                                  (long long)h, lse, (long long)attended);
+            if (attended == 0 ? lse != lonely_lse(&p->c) : nan ? !isnan(lse) : !isfinite(lse)) {
+                return check_fail(k, "lse of query token %lld, head %lld is %g, but it attends %lld tokens",
+                                  (long long)t, (long long)h, lse, (long long)attended);
             }
             int64_t at = problem_out_offset(p, t, case_is_fused(&p->c) ? 0 : h);
-            for (int64_t d = 0; d < p->c.d_v && !case_is_fused(&p->c); d++) {
+            for (int64_t d = 0; d < p->c.d_v && !case_is_fused(&p->c) && !nan; d++) {
                 double x = number_get(p->out.data, p->out.dtype, at + d);
                 if (attended == 0 ? x != 0 : !isfinite(x)) {
-                    return check_fail(k, "out of query token %lld, head %lld, dim %lld is %g, but it attends %lld tokens",
+                    return check_fail(k,
+                                      "out of query token %lld, head %lld, dim %lld is %g, but it attends %lld tokens",
                                       (long long)t, (long long)h, (long long)d, x, (long long)attended);
                 }
             }
@@ -112,7 +115,8 @@ static int fused_chunk(const problem *p, int64_t token, int64_t head, int64_t ch
 {
     int64_t group = p->c.group ? p->c.group : p->c.h_q;
     int64_t g = head % group, block = head / group, number = chunk * group + g;
-    const int32_t *word = (const int32_t *)p->out_scale.data + tensor_offset(&p->out_scale, token, block, number / 4, 0);
+    const int32_t *word =
+        (const int32_t *)p->out_scale.data + tensor_offset(&p->out_scale, token, block, number / 4, 0);
     int byte = (*word >> (8 * (number % 4))) & 0xFF;
     const uint8_t *codes = (const uint8_t *)p->out.data + tensor_offset(&p->out, token, block, number * 32, 0);
     for (int i = 0; i < 32; i++) {
@@ -135,8 +139,8 @@ static bool scale_byte_right(int byte, int truth, const double *exact, double sl
 }
 
 /* One chunk of 32: the scale byte, then every code must lie between the casts of exact - error and exact + error. */
-static verdict compare_chunk(checker *k, const problem *p, const reference *r, int64_t row, int64_t chunk, comparison *cast,
-                             comparison *out)
+static verdict compare_chunk(checker *k, const problem *p, const reference *r, int64_t row, int64_t chunk,
+                             comparison *cast, comparison *out)
 {
     const double *exact = r->out + row * 512 + chunk * 32, *A = r->abs_out + row * 512 + chunk * 32;
     int64_t t = r->token[row / r->heads], h = r->head[row % r->heads];
@@ -144,17 +148,24 @@ static verdict compare_chunk(checker *k, const problem *p, const reference *r, i
     double L = isfinite(r->abs_logit[row]) ? r->abs_logit[row] : 0;
     double values[32], rounded[32], error[32], largest = 0;
     int byte = fused_chunk(p, t, h, chunk, values);
+    if (isnan(exact[0])) { /* and so is all of this row */
+        for (int i = 0; i < 32; i++) {
+            compare_add(out, values[i], exact[i], 0, L, t, h);
+        }
+        return VERDICT_PASSED;
+    }
     int truth = cast_group(exact, 32, rounded);
     for (int i = 0; i < 32; i++) {
         /* The last rotation mixes two outputs: either's error may be in the other. */
         error[i] = (ours.magnitude + 2 * ours.logit * L) * fmax(A[i], A[i ^ 1]) + 0x1p-22 * fabs(exact[i]);
         largest = fmax(largest, error[i]);
     }
-    /* The next power of two is as near as the error of the largest value: at the lower end of its binade or the upper. */
+    /* The next power of two is as near as the error of the largest value: at the lower end of its binade or the upper.
+     */
     double slack = (k->class == CLASS_S ? 0x1p-12 : 0x1p-6) + largest / ldexp(448, truth - 128);
     if (!scale_byte_right(byte, truth, exact, slack)) {
-        return check_fail(k, "scale of query token %lld, head %lld, chunk %lld is %d, not %d", (long long)t, (long long)h,
-                          (long long)chunk, byte, truth);
+        return check_fail(k, "scale of query token %lld, head %lld, chunk %lld is %d, not %d", (long long)t,
+                          (long long)h, (long long)chunk, byte, truth);
     }
     for (int i = 0; i < 32; i++) {
         double low = cast_round(exact[i] - error[i], byte - 127), high = cast_round(exact[i] + error[i], byte - 127);

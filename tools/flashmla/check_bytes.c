@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * check_bytes.c: caches in and out of their formats, conversion between them and the e4m3 cast: no tolerance. The oracle
- * and the backend write into equal memory, and all of it is compared, unwritten slots and padding included. NaN is NaN,
- * whatever its bits.
+ * check_bytes.c: caches in and out of their formats, conversion between them and the e4m3 cast: no tolerance. The
+ * oracle and the backend write into equal memory, and all of it is compared, unwritten slots and padding included. NaN
+ * is NaN, whatever its bits.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -13,9 +13,9 @@
 
 /* Numbers next to every decision of the quantisers, as magnitudes of a group's largest element. */
 static const float corners[] = {
-    0.0f, 448.0f, 449.0f, 464.0f, 896.0f, 3.5f, 3.5000002f, 0.0546875f, 0.0546876f, 0.0448f, 1e-4f, 6.0f, 7.0f, 2688.0f,
-    2700.0f, 1e30f, 3.3895314e38f, 0x1p-126f, 0x1p-133f, 0x1p-140f, 65504.0f, 1.0f, 0.25f, 0.75f, 1.25f, 5.0f,
-    INFINITY, NAN,
+    0.0f,     448.0f, 449.0f, 464.0f,  896.0f,  3.5f,  3.5000002f,    0.0546875f, 0.0546876f, 0.0448f,
+    1e-4f,    6.0f,   7.0f,   2688.0f, 2700.0f, 1e30f, 3.3895314e38f, 0x1p-126f,  0x1p-133f,  0x1p-140f,
+    65504.0f, 1.0f,   0.25f,  0.75f,   1.25f,   5.0f,  INFINITY,      NAN,
 };
 #define CORNERS (sizeof corners / sizeof corners[0])
 
@@ -60,7 +60,8 @@ static fmla_tensor source_rows(memory *m, rng *r, const test_case *c, int64_t d)
     return t;
 }
 
-/* c->lengths 0: none; 1: int64, 2: int32; different slots in random order; one in eight negative where that is legal. */
+/* c->lengths 0: none; 1: int64, 2: int32; different slots in random order; one in eight negative where that is legal.
+ */
 static fmla_tensor make_slots(memory *m, rng *r, const test_case *c, int64_t slots, bool skip)
 {
     fmla_tensor t = {0};
@@ -288,7 +289,8 @@ verdict check_convert(checker *k, const test_case *c)
     plain.data = DATA_PLAIN;
     memset(&a, 0, sizeof a);
     a.convert = (fmla_convert_args)FMLA_CONVERT_ARGS_INIT;
-    a.convert.src = cache_make(&m, c->format, c->d_qk, 1, pool_pages(c, c->page), c->page, (int)c->pad, c->misalign, 0xFF);
+    a.convert.src =
+        cache_make(&m, c->format, c->d_qk, 1, pool_pages(c, c->page), c->page, (int)c->pad, c->misalign, 0xFF);
     verdict v = VERDICT_BROKEN;
     if (fill_cache(k, &r, &a.convert.src, &plain) == CLI_OK) {
         int64_t pages = pool_pages(c, c->e_page);

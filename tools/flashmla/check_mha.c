@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* check_mha.c: multi-head attention, forward and backward. Heads are independent, so the reference takes some of them. */
+/* check_mha.c: multi-head attention, forward and backward. Heads are independent, so the reference takes some of them.
+ */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

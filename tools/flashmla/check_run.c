@@ -28,7 +28,8 @@ int check_open_others(checker *k)
 {
     static const int32_t threads[CHECK_OTHERS] = {1, 2, 3, 8};
     for (int i = 0; i < CHECK_OTHERS && k->others[i].context == NULL; i++) {
-        if (engine_open_host(&k->others[i], FMLA_DEVICE_CPU, fmla_context_isa(k->engine.context), threads[i]) != CLI_OK) {
+        if (engine_open_host(&k->others[i], FMLA_DEVICE_CPU, fmla_context_isa(k->engine.context), threads[i]) !=
+            CLI_OK) {
             return CLI_ERROR;
         }
     }
@@ -119,6 +120,6 @@ verdict check_same(checker *k, const problem *p, const uint8_t *a, const uint8_t
         }
         end += bytes;
     }
-    return check_fail(k, "%s: other bits: %zu of %zu bytes, the first in output %d at element %zu", how, differ, size, which,
-                      at / fmla_dtype_size((fmla_dtype)outputs[which < n ? which : 0]->dtype));
+    return check_fail(k, "%s: other bits: %zu of %zu bytes, the first in output %d at element %zu", how, differ, size,
+                      which, at / fmla_dtype_size((fmla_dtype)outputs[which < n ? which : 0]->dtype));
 }

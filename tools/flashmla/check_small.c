@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * check_small.c: merge, permutations of weights, positions to slots, schedules. Each is short enough to be computed here a
- * second time, from its definition.
+ * check_small.c: merge, permutations of weights, positions to slots, schedules. Each is short enough to be computed
+ * here a second time, from its definition.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -54,12 +54,12 @@ static double merge_row(const states *s, const fmla_tensor *sink, int64_t t, int
         weight[i] = isfinite(x) ? exp(x - top) : 0;
         sum += weight[i];
     }
-    double lse = top + log(sum);
+    double lse = sum > 0 ? top + log(sum) : -(double)INFINITY;
     double share = sum > 0 && sink->rank != 0 ? 1 / (1 + exp(tensor_get(sink, h, 0, 0, 0) - lse)) : 1;
     for (int32_t i = 0; i < s->count; i++) {
         weight[i] = sum > 0 ? weight[i] / sum * share : 0;
     }
-    return sum > 0 ? lse : -(double)INFINITY;
+    return lse;
 }
 
 static verdict compare_merge(checker *k, const test_case *c, const states *s, const fmla_merge_args *a)
@@ -73,7 +73,8 @@ static verdict compare_merge(checker *k, const test_case *c, const states *s, co
             double got = tensor_get(&a->lse, t, h, 0, 0);
             double want = isfinite(lse) ? lse : c->pos_inf ? (double)INFINITY : lse;
             if (!(got == want || fabs(got - want) <= 0x1p-21 * fabs(want) + 0x1p-20)) {
-                return check_fail(k, "lse of token %lld, head %lld is %.9g, not %.9g", (long long)t, (long long)h, got, want);
+                return check_fail(k, "lse of token %lld, head %lld is %.9g, not %.9g", (long long)t, (long long)h, got,
+                                  want);
             }
             for (int64_t d = 0; d < c->d_v; d++) {
                 double exact = 0, size = 0;
@@ -289,7 +290,8 @@ verdict check_indices_convert(checker *k, const test_case *c)
 
 /* ---- schedules ----------------------------------------------------------------------------------------------- */
 
-/* The published cutting rule: part by part, a budget of blocks and a fixed price for every piece. Blocks form (2026-01). */
+/* The published cutting rule: part by part, a budget of blocks and a fixed price for every piece. Blocks form
+ * (2026-01). */
 static void cut(const int64_t *blocks, int64_t batch, int64_t parts, int64_t price, int32_t *rows, int32_t *splits)
 {
     int64_t total = 0, request = 0, block = 0, split = 0;
@@ -374,8 +376,8 @@ verdict check_schedule(checker *k, const test_case *c)
     }
     cut(blocks, c->b, c->count, s->overhead_blocks, rows, splits);
     fmla_status status = engine_run(&k->engine, &m, FMLA_OP_SCHEDULE, &a);
-    verdict v = status == FMLA_OK ? compare_schedule(k, c, s, rows, splits, lengths)
-                                  : check_status(k, &k->engine, status, "");
+    verdict v =
+        status == FMLA_OK ? compare_schedule(k, c, s, rows, splits, lengths) : check_status(k, &k->engine, status, "");
     free(lengths);
     free(blocks);
     free(rows);

@@ -9,23 +9,23 @@
 #include "problem_numbers.h"
 
 /*
- * Our bounds. u is the unit roundoff of the output dtype: 2^-9 relative error for a number rounded to nearest bf16 (8 bits
- * of significand), 2^-12 for fp16, 2^-24 for fp32.
+ * Our bounds. u is the unit roundoff of the output dtype: 2^-9 relative error for a number rounded to nearest bf16 (8
+ * bits of significand), 2^-12 for fp16, 2^-24 for fp32.
  *
  *  relative   One rounding to the output dtype. A kernel works in fp32 before, so that a value within rounding of a tie
  *             may go to either side: one whole step, 2u, and 1 % for the steps' unevenness.
  *  magnitude  Class S: sums in fp32 over n tokens, n 2^-24 A at worst, far less in blocks; exp2 to 2e-7: 2^-18 A covers
- *             4k tokens. Class B: each weight is rounded to bf16 (fp16), 2^-9 (2^-12) of each term, so at most that of A;
- *             twice that, because the denominator may be summed from rounded or from unrounded weights.
- *  logit      fp32 dot products of 576 terms, 2^-24 each, in blocks: 2^-19 L. A logit off by e changes a weight by a
- *             factor of exp(e), in numerator and denominator: 2 e A in out.
- *  floor      2^-23: lse near 0. 2^-25: half of fp16's smallest step.
- *  cosine     Above the cost of rounding the reference itself (bf16: 0.6e-6..2.5e-6, by how the values lie in their
- *             binades): class S a quarter of that, class B as much again and half.
+ *             4k tokens. Class B: each weight is rounded to bf16 (fp16), 2^-9 (2^-12) of each term, so at most that of
+ * A; twice that, because the denominator may be summed from rounded or from unrounded weights. logit      fp32 dot
+ * products of 576 terms, 2^-24 each, in blocks: 2^-19 L. A logit off by e changes a weight by a factor of exp(e), in
+ * numerator and denominator: 2 e A in out. floor      2^-23: lse near 0. 2^-25: half of fp16's smallest step. cosine
+ * Above the cost of rounding the reference itself (bf16: 0.6e-6..2.5e-6, by how the values lie in their binades): class
+ * S a quarter of that, class B as much again and half.
  *
- * Gradients have no bound per element of our own (they are differences of large sums); cosine and the published bound hold.
- * Fused output: the cast's own error is 3e-4 (3 bits of fraction). Against the reference's own cast, an output that is off
- * by e comes out one step away with a chance of 2 e / step; the sum of what that costs is added to the cosine's bound.
+ * Gradients have no bound per element of our own (they are differences of large sums); cosine and the published bound
+ * hold. Fused output: the cast's own error is 3e-4 (3 bits of fraction). Against the reference's own cast, an output
+ * that is off by e comes out one step away with a chance of 2 e / step; the sum of what that costs is added to the
+ * cosine's bound.
  */
 tolerance tolerance_of(quantity what, weight_class class, int32_t dtype)
 {
@@ -203,7 +203,8 @@ int compare_end(const comparison *c, char *why, size_t size)
     double limit = c->ours.cosine + turn * turn;
     limit += sum > 0 ? (c->rounding_squares + c->slack_squares) / sum : 0;
     if (c->wrong > 0) {
-        snprintf(why, size, "%s: %lld of %lld elements; the first (query token %lld, head %lld) is %.9g, not %.9g +- %.3g",
+        snprintf(why, size,
+                 "%s: %lld of %lld elements; the first (query token %lld, head %lld) is %.9g, not %.9g +- %.3g",
                  quantity_name(c->what), (long long)c->wrong, (long long)c->count, (long long)c->first[0],
                  (long long)c->first[1], c->first_answer, c->first_reference, c->first_allowed);
         return -1;

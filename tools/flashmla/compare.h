@@ -2,8 +2,8 @@
 /*
  * compare.h: how far a result may be from the float64 reference, in one table, and the sums that tell how far it is.
  *
- * Two bounds hold at once for every tensor: our own, derived from the roundings that a kernel may make, and the one that
- * the published kernels' tests use with data like theirs.
+ * Two bounds hold at once for every tensor: our own, derived from the roundings that a kernel may make, and the one
+ * that the published kernels' tests use with data like theirs.
  */
 #ifndef FLASHMLA_TOOL_COMPARE_H
 #define FLASHMLA_TOOL_COMPARE_H
@@ -23,15 +23,15 @@ typedef enum quantity {
     QUANTITY_LSE,
     QUANTITY_MAX_LOGITS,
     QUANTITY_GRADIENT,
-    QUANTITY_FUSED_CAST,  /* fused output against the reference's own cast */
-    QUANTITY_FUSED_OUT,   /* fused output against the exact one */
+    QUANTITY_FUSED_CAST, /* fused output against the reference's own cast */
+    QUANTITY_FUSED_OUT,  /* fused output against the exact one */
     QUANTITY_COUNT
 } quantity;
 
 /*
- * |error| <= relative * |x| + magnitude * A + 2 logit * L * A + logit * L + floor, for every element x of the reference;
- * A and L are the sums of absolute values that go into x and into its logits. Over the tensor, 1 - cosine may exceed what
- * rounding the reference to the output's dtype costs by `cosine`.
+ * |error| <= relative * |x| + magnitude * A + 2 logit * L * A + logit * L + floor, for every element x of the
+ * reference; A and L are the sums of absolute values that go into x and into its logits. Over the tensor, 1 - cosine
+ * may exceed what rounding the reference to the output's dtype costs by `cosine`.
  */
 typedef struct tolerance {
     double relative, magnitude, logit, floor, cosine;
@@ -50,7 +50,7 @@ typedef struct comparison {
     quantity what;
     tolerance ours;
     published theirs;
-    double worst;      /* largest error / allowed */
+    double worst; /* largest error / allowed */
     double max_error, max_value;
     double error_squares, rounding_squares;
     int32_t dtype;
@@ -58,7 +58,7 @@ typedef struct comparison {
     double answer_squares, reference_squares;
     double logit_max;
     int64_t count, wrong, wrong_published;
-    int64_t first[2];  /* query token and head of the first wrong element */
+    int64_t first[2]; /* query token and head of the first wrong element */
     double first_answer, first_reference, first_allowed;
 } comparison;
 

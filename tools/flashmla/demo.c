@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * demo.c: `flashmla demo`: caches of real size, every format, every kind of call: what a token costs, how far results are
- * from float64, how fast it goes and how near to what this machine can do.
+ * demo.c: `flashmla demo`: caches of real size, every format, every kind of call: what a token costs, how far results
+ * are from float64, how fast it goes and how near to what this machine can do.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -179,12 +179,14 @@ static void print_head(const checker *k, const bench_limit *limit, double peak, 
     const fmla_context *context = k->engine.context;
     printf("flashmla %s on %s", FMLA_VERSION_STRING, fmla_device_name(fmla_context_device(context)));
     if (k->engine.host) {
-        printf(", %s, %d threads; this machine: %.0f GFLOP/s %s, %.0f GB/s from memory", fmla_isa_name(fmla_context_isa(context)),
-               (int)fmla_context_threads(context), peak, peak == limit->dot_bf16 ? "bf16 dot product" : "fp32 multiply-add",
-               limit->read);
+        printf(", %s, %d threads; this machine: %.0f GFLOP/s %s, %.0f GB/s from memory",
+               fmla_isa_name(fmla_context_isa(context)), (int)fmla_context_threads(context), peak,
+               peak == limit->dot_bf16 ? "bf16 dot product" : "fp32 multiply-add", limit->read);
     }
-    printf("\n16 requests of 4k to 32k tokens in pages of 64, one query token each, %lld heads where not said otherwise;\n"
-           "errors of sampled rows against float64 on the same cache bytes\n\n", (long long)heads);
+    printf(
+        "\n16 requests of 4k to 32k tokens in pages of 64, one query token each, %lld heads where not said otherwise;\n"
+        "errors of sampled rows against float64 on the same cache bytes\n\n",
+        (long long)heads);
     printf("%-15s %-12s %4s %6s %7s %10s %9s %9s %9s %9s %7s\n", "call", "format", "h_q", "B/tok", "saved", "max error",
            "relative", "1-cosine", "ms", "GFLOP/s", "of peak");
 }
@@ -238,8 +240,8 @@ static int run_demo(const cli_options *options)
         status = cli_print_json(list);
         list = NULL;
     } else if (status == CLI_OK) {
-        printf("\n%d calls, %d within their error bounds; fastest %.0f GFLOP/s; %.1f s in all\n", ROWS, ROWS - wrong, best,
-               bench_now() - start);
+        printf("\n%d calls, %d within their error bounds; fastest %.0f GFLOP/s; %.1f s in all\n", ROWS, ROWS - wrong,
+               best, bench_now() - start);
     }
     cJSON_Delete(list);
     engine_close(&k->engine);

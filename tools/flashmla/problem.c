@@ -64,8 +64,8 @@ static void make_q(problem *p, rng *r)
     if (batched) {
         p->q = memory_tensor_4(&p->mem, dtype, 4, c->b, c->s_q, c->h_q, c->d_qk, (int)c->pad, 0xFF);
     } else {
-        p->q = memory_tensor_4(&p->mem, dtype, 3, p->tokens, c->h_q, c->d_qk, 0, case_is_fused(c) ? 0 : (int)c->pad,
-                               0xFF);
+        p->q =
+            memory_tensor_4(&p->mem, dtype, 3, p->tokens, c->h_q, c->d_qk, 0, case_is_fused(c) ? 0 : (int)c->pad, 0xFF);
     }
     rng shift;
     rng_seed(&shift, (uint64_t)c->seed ^ 0x5EED);
@@ -75,8 +75,8 @@ static void make_q(problem *p, rng *r)
     }
     for (int64_t t = 0; t < p->tokens; t++) {
         for (int64_t h = 0; h < c->h_q; h++) {
-            int64_t at = batched ? tensor_offset(&p->q, p->request[t], p->inner[t], h, 0)
-                                 : tensor_offset(&p->q, t, h, 0, 0);
+            int64_t at =
+                batched ? tensor_offset(&p->q, p->request[t], p->inner[t], h, 0) : tensor_offset(&p->q, t, h, 0, 0);
             for (int64_t j = 0; j < c->d_qk; j++) {
                 double x = rng_normal(r);
                 x = x > 1 ? 1 : x < -1 ? -1 : x;
@@ -357,6 +357,21 @@ int64_t problem_attended(const problem *p, int64_t token, int64_t kv_head)
         }
     }
     return n;
+}
+
+bool problem_attends_nan(const problem *p, int64_t token, int64_t kv_head)
+{
+    const scope *scopes[2] = {&p->main, &p->extra};
+    for (int i = 0; i < 2 && p->c.nan; i++) {
+        int64_t count = scope_count(p, scopes[i], token);
+        for (int64_t j = 0; j < count; j++) {
+            int64_t slot = scope_slot(p, scopes[i], token, kv_head, j);
+            if (slot >= 0 && scopes[i]->used[slot] < 0) {
+                return true;
+            }
+        }
+    }
+    return false;
 }
 
 int64_t problem_out_offset(const problem *p, int64_t token, int64_t head)

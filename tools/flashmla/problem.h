@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * problem.h: a test case made real: all tensors of one call, with everything that may not be read filled with NaN, tables
- * ending in rubbish, pages in random order. One struct serves all attention operations; fields that an operation lacks
- * stay empty. All addresses are host addresses.
+ * problem.h: a test case made real: all tensors of one call, with everything that may not be read filled with NaN,
+ * tables ending in rubbish, pages in random order. One struct serves all attention operations; fields that an operation
+ * lacks stay empty. All addresses are host addresses.
  */
 #ifndef FLASHMLA_TOOL_PROBLEM_H
 #define FLASHMLA_TOOL_PROBLEM_H
@@ -11,23 +11,23 @@
 #include "problem_cache.h"
 #include "problem_engine.h"
 
-#define POISON_BYTE 0xCB       /* what outputs hold before a call */
+#define POISON_BYTE   0xCB /* what outputs hold before a call */
 #define TABLE_RUBBISH 2147480000
 
 /* One pool of tokens and who attends what in it. */
 typedef struct scope {
-    fmla_kv_cache cache;      /* format NONE: no such scope */
-    int64_t topk;             /* index slots per query token */
-    fmla_tensor block_table;  /* dense */
+    fmla_kv_cache cache;     /* format NONE: no such scope */
+    int64_t topk;            /* index slots per query token */
+    fmla_tensor block_table; /* dense */
     fmla_tensor seqlens;
     fmla_tensor bound;
-    fmla_tensor indices;      /* sparse */
+    fmla_tensor indices; /* sparse */
     fmla_tensor length;
-    int64_t *used;            /* used[slot]: 1 + number of the record there, 0: never to be read */
-    int64_t *page_at;         /* page of (request, j / P), row length pages_max */
+    int64_t *used;    /* used[slot]: 1 + number of the record there, negative: NaN instead; 0: never to be read */
+    int64_t *page_at; /* page of (request, j / P), row length pages_max */
     int64_t pages_max;
     uint8_t *records;
-    int64_t *seqlen;          /* [batch] tokens of each request in this pool */
+    int64_t *seqlen; /* [batch] tokens of each request in this pool */
 } scope;
 
 typedef struct problem {
@@ -39,7 +39,7 @@ typedef struct problem {
     int64_t *n_q;             /* [batch] query tokens of each request */
     float scale;
     fmla_tensor q, cu_seqlens_q, sink;
-    fmla_tensor kv;           /* prefill: the pool of `main` as a tensor */
+    fmla_tensor kv; /* prefill: the pool of `main` as a tensor */
     scope main, extra;
     fmla_tensor positions, cos_sin; /* fused */
     fmla_tensor out, lse, max_logits, out_scale;
@@ -71,14 +71,16 @@ int64_t scope_count(const problem *p, const scope *s, int64_t token);
 int64_t scope_slot(const problem *p, const scope *s, int64_t token, int64_t kv_head, int64_t i);
 /* Attended tokens in all scopes. */
 int64_t problem_attended(const problem *p, int64_t token, int64_t kv_head);
+/* Is one of them NaN (test_case.nan)? */
+bool problem_attends_nan(const problem *p, int64_t token, int64_t kv_head);
 
 /* Results of query token t, head h: the element offset of its vector in out, and of its number in lse, max_logits. */
 int64_t problem_out_offset(const problem *p, int64_t token, int64_t head);
 int64_t problem_lse_offset(const problem *p, const fmla_tensor *t, int64_t token, int64_t head);
 
 /*
- * The same tokens, attended in the same order, in another pool: page size, page order, page stride, and `fill` instead of
- * NaN in all that is not to be read. *s is filled in memory of p; scope_free is for its host arrays.
+ * The same tokens, attended in the same order, in another pool: page size, page order, page stride, and `fill` instead
+ * of NaN in all that is not to be read. *s is filled in memory of p; scope_free is for its host arrays.
  */
 void scope_repage(problem *p, const scope *from, int64_t page, uint8_t fill, uint64_t seed, scope *s);
 void scope_free(scope *s);

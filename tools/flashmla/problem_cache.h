@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * problem_cache.h: KV caches by their bytes, from the public description of a format alone. A token's record is the bytes
- * of its data row (plain formats: of all KV heads), then those of its scale row, whatever the layout.
+ * problem_cache.h: KV caches by their bytes, from the public description of a format alone. A token's record is the
+ * bytes of its data row (plain formats: of all KV heads), then those of its scale row, whatever the layout.
  */
 #ifndef FLASHMLA_TOOL_PROBLEM_CACHE_H
 #define FLASHMLA_TOOL_PROBLEM_CACHE_H

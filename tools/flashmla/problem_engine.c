@@ -5,29 +5,33 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef enum member_kind {
-    MEMBER_END = 0,
-    MEMBER_TENSOR,
-    MEMBER_CACHE
-} member_kind;
+typedef enum member_kind { MEMBER_END = 0, MEMBER_TENSOR, MEMBER_CACHE } member_kind;
 
 typedef struct member {
     member_kind kind;
     size_t offset;
 } member;
 
-#define T(op, name) {MEMBER_TENSOR, offsetof(fmla_##op##_args, name)}
-#define C(op, name) {MEMBER_CACHE, offsetof(fmla_##op##_args, name)}
-#define FUSED(op)                                                                                              \
-    T(op, fused.token_positions), T(op, fused.cos_sin_cache), T(op, fused.attn_sink), T(op, fused.out_fp8),    \
-        T(op, fused.out_scale), T(op, fused.lse), T(op, fused.max_logits), T(op, fused.out_exact),             \
+#define T(op, name)                                                                                                    \
+    {                                                                                                                  \
+        MEMBER_TENSOR, offsetof(fmla_##op##_args, name)                                                                \
+    }
+#define C(op, name)                                                                                                    \
+    {                                                                                                                  \
+        MEMBER_CACHE, offsetof(fmla_##op##_args, name)                                                                 \
+    }
+#define FUSED(op)                                                                                                      \
+    T(op, fused.token_positions), T(op, fused.cos_sin_cache), T(op, fused.attn_sink), T(op, fused.out_fp8),            \
+        T(op, fused.out_scale), T(op, fused.lse), T(op, fused.max_logits), T(op, fused.out_exact),                     \
         T(op, fused.abs_out), T(op, fused.abs_logit)
 #define MEMBERS_MAX 20
-#define DECODE                                                                                                 \
-    {T(decode, q), C(decode, kv), C(decode, extra_kv), T(decode, block_table), T(decode, cache_seqlens),       \
-     T(decode, kv_bound), T(decode, indices), T(decode, extra_indices), T(decode, topk_length),                \
-     T(decode, extra_topk_length), T(decode, attn_sink), T(decode, cu_seqlens_q), T(decode, out),              \
-     T(decode, lse), T(decode, max_logits)}
+#define DECODE                                                                                                         \
+    {                                                                                                                  \
+        T(decode, q), C(decode, kv), C(decode, extra_kv), T(decode, block_table), T(decode, cache_seqlens),            \
+            T(decode, kv_bound), T(decode, indices), T(decode, extra_indices), T(decode, topk_length),                 \
+            T(decode, extra_topk_length), T(decode, attn_sink), T(decode, cu_seqlens_q), T(decode, out),               \
+            T(decode, lse), T(decode, max_logits)                                                                      \
+    }
 
 static const member members[FMLA_OP_COUNT][MEMBERS_MAX] = {
     [FMLA_OP_DENSE_DECODE] = DECODE,
@@ -157,8 +161,8 @@ fmla_status engine_bind(engine *e, memory *m, fmla_operation op, const any_args 
         b->bound = false;
     }
     for (const member *where = members[op]; where->kind != MEMBER_END; where++) {
-        void **address = where->kind == MEMBER_TENSOR ? &member_tensor(bound, where)->data
-                                                      : &member_cache(bound, where)->data;
+        void **address =
+            where->kind == MEMBER_TENSOR ? &member_tensor(bound, where)->data : &member_cache(bound, where)->data;
         if (bind_address(m, address) != 0) {
             return FMLA_ERROR_DEVICE;
         }
@@ -222,7 +226,7 @@ static fmla_status fetch(memory *m)
     for (buffer *b = m->first; b != NULL; b = b->next) {
         size_t shift = (size_t)((uintptr_t)(b->host - MEMORY_GUARD) & 63);
         if (b->bound && cli_memory_download(m->device, b->host - MEMORY_GUARD, (uint8_t *)b->device + shift,
-                                             b->size + 2 * MEMORY_GUARD) != CLI_OK) {
+                                            b->size + 2 * MEMORY_GUARD) != CLI_OK) {
             return FMLA_ERROR_DEVICE;
         }
     }

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /* problem_mha.c: packed sequences for multi-head attention, forward and backward. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "problem.h"
 #include "problem_numbers.h"
 
-/* Lengths of the sequences: fixed, or bell-shaped; some of either side empty when asked; keys may be fewer than queries. */
+/* Lengths of the sequences: fixed, or bell-shaped; some of either side empty when asked; keys may be fewer than
+ * queries. */
 static fmla_tensor draw_lengths(problem *p, rng *r, int64_t n, int64_t *total)
 {
     fmla_tensor t = memory_tensor_4(&p->mem, FMLA_I32, 1, p->batch + 1, 0, 0, 0, 0, 0);
@@ -69,6 +71,13 @@ int problem_build_mha(problem *p, rng *r, engine *maker)
     p->q = random_tensor(p, r, p->tokens, c->h_q, c->d_qk, factor);
     p->k = random_tensor(p, r, total_kv, c->h_kv, c->d_qk, factor);
     p->v = random_tensor(p, r, total_kv, c->h_kv, c->d_v, c->data == DATA_PLAIN ? 0.1 : 1);
+    const int32_t *kv = p->cu_seqlens_kv.data;
+    for (int64_t i = 0; i < p->batch && c->nan && c->op == FMLA_OP_MHA_FORWARD; i++) {
+        for (int64_t h = 0; h < c->h_kv && kv[i + 1] > kv[i]; h++) {
+            tensor_set(&p->k, kv[i + 1] - 1, h, h % c->d_qk, 0, (double)NAN);
+            tensor_set(&p->v, kv[i + 1] - 1, h, h % c->d_v, 0, (double)NAN);
+        }
+    }
     p->out = output(p, (fmla_dtype)c->dtype, p->tokens, c->h_q, c->d_v);
     p->lse = output(p, FMLA_F32, p->tokens, c->h_q, 0);
     if (c->op == FMLA_OP_MHA_FORWARD) {

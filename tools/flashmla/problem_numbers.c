@@ -47,7 +47,7 @@ uint16_t f16_bits(float x)
         return (uint16_t)(sign | (uint16_t)nearbyint(a * 0x1p24)); /* 1024 here is the smallest normal number's code */
     }
     int e;
-    double m = frexp(a, &e); /* a = m 2^e, m in [0.5, 1) */
+    double m = frexp(a, &e);                                         /* a = m 2^e, m in [0.5, 1) */
     int code = (e + 14) * 1024 + (int)nearbyint((m * 2 - 1) * 1024); /* a carry moves into the exponent */
     return (uint16_t)(sign | code);
 }

@@ -233,7 +233,8 @@ static void make_indices(problem *p, scope *s, rng *r, bool is_extra)
     }
     make_lengths(p, s, r, is_extra ? p->c.e_lengths : p->c.lengths);
     for (int64_t t = 0; t < p->tokens; t++) {
-        bool none = p->c.invalid == 1 || (p->c.invalid == 2 && rng_uniform(r) < 0.25) || (p->c.invalid == 3 && is_extra);
+        bool none =
+            p->c.invalid == 1 || (p->c.invalid == 2 && rng_uniform(r) < 0.25) || (p->c.invalid == 3 && is_extra);
         for (int64_t h = 0; h < heads; h++) {
             draw_row(p, s, r, t, h, scope_count(p, s, t), none);
         }
@@ -272,6 +273,28 @@ static void make_dense(problem *p, scope *s, rng *r)
     }
 }
 
+/* NaN for tokens that are attended: dense: the last token of each request, which few query tokens see; else one in 50.
+ */
+static void plant_nan(problem *p, scope *s, rng *r)
+{
+    uint8_t *record = xmalloc((size_t)cache_record_bytes(&s->cache));
+    memset(record, 0xFF, (size_t)cache_record_bytes(&s->cache));
+    for (int64_t i = 0; i < cache_slots(&s->cache); i++) {
+        bool chosen = s->used[i] > 0 && rng_below(r, 50) == 0;
+        if (case_is_dense(&p->c)) {
+            chosen = false;
+            for (int64_t j = 0; j < p->batch && s->used[i] > 0; j++) {
+                chosen = chosen || (s->seqlen[j] > 0 && token_slot(s, j, s->seqlen[j] - 1) == i);
+            }
+        }
+        if (chosen) {
+            s->used[i] = -s->used[i];
+            cache_put(&s->cache, i, record);
+        }
+    }
+    free(record);
+}
+
 /* Writes a random record into every slot that is attended. */
 static int fill_used(problem *p, scope *s, rng *r, engine *maker)
 {
@@ -297,6 +320,9 @@ static int fill_used(problem *p, scope *s, rng *r, engine *maker)
             cache_put(&s->cache, i, s->records + record * size);
         }
     }
+    if (p->c.nan) {
+        plant_nan(p, s, r);
+    }
     return CLI_OK;
 }
 
@@ -309,7 +335,8 @@ int scope_build(problem *p, scope *s, rng *r, engine *maker, bool is_extra)
     draw_seqlens(p, s, r, is_extra ? c->e_kv : c->s_kv);
     int64_t page = prefill ? (c->s_kv ? c->s_kv : 1) : is_extra ? c->e_page : c->page;
     int64_t pages = lay_pages(p, s, r, page, prefill || (case_is_dense(c) && c->no_table));
-    s->cache = cache_make(&p->mem, format, c->d_qk, is_extra ? 1 : c->h_kv, pages, page, (int)c->pad, c->misalign, 0xFF);
+    s->cache =
+        cache_make(&p->mem, format, c->d_qk, is_extra ? 1 : c->h_kv, pages, page, (int)c->pad, c->misalign, 0xFF);
     s->used = xcalloc((size_t)cache_slots(&s->cache) + 1, sizeof *s->used);
     if (case_is_dense(c)) {
         make_dense(p, s, r);
