@@ -64,9 +64,18 @@ static bool built_for(int capability)
     return false;
 }
 
+/* A choice of the configuration, or where it is 0, of the environment: for programs that offer no switch. */
+static int32_t chosen(int32_t value, const char *variable)
+{
+    const char *text = value == 0 ? getenv(variable) : NULL;
+    return text ? (int32_t)strtol(text, NULL, 10) : value;
+}
+
 static fmla_status read_device(fmlac_state *state, const fmla_context_config *config, fmlai_error *error)
 {
     int device = state->device;
+    int32_t kib = chosen(config->cuda_profile_kib, "FLASHMLA_CUDA_PROFILE_KIB");
+    int32_t kernels = chosen(config->cuda_kernels, "FLASHMLA_CUDA_KERNELS");
     state->processors = attribute(cudaDevAttrMultiProcessorCount, device);
     state->capability = capability_of(device);
     state->shared_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
@@ -76,15 +85,15 @@ static fmla_status read_device(fmlac_state *state, const fmla_context_config *co
         return fmlai_fail(error, FMLA_ERROR_UNSUPPORTED_DEVICE, "device %d has compute capability %d.%d; built: %s",
                           device, state->capability / 10, state->capability % 10, FMLAC_ARCHS);
     }
-    if (config->cuda_profile_kib > 0 && config->cuda_profile_kib * 1024 > state->shared_block) {
+    if (kib > 0 && kib * 1024 > state->shared_block) {
         return fmlai_fail(error, FMLA_ERROR_UNSUPPORTED, "cuda_profile_kib: %d; this device has %d KiB per block",
-                          (int)config->cuda_profile_kib, state->shared_block / 1024);
+                          (int)kib, state->shared_block / 1024);
     }
-    if (config->cuda_profile_kib > 0) {
-        state->shared_block = config->cuda_profile_kib * 1024;
+    if (kib > 0) {
+        state->shared_block = kib * 1024;
     }
-    fmlac_hopper_open(state, config->cuda_kernels);
-    if (config->cuda_kernels == 2 && !state->hopper) {
+    fmlac_hopper_open(state, kernels);
+    if (kernels == 2 && !state->hopper) {
         return fmlai_fail(error, FMLA_ERROR_UNSUPPORTED,
                           "cuda_kernels: 2 (Hopper); this device or this build offers 1 (portable)");
     }

@@ -193,7 +193,7 @@ static CUresult encode(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t ra
 }
 
 cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned version,
-                                             unsigned long long flags, cudaDriverEntryPointQueryResult *found)
+                                             unsigned long long flags, enum cudaDriverEntryPointQueryResult *found)
 {
     (void)version, (void)flags;
     bool known = strcmp(symbol, "cuTensorMapEncodeTiled") == 0;
