@@ -15,7 +15,7 @@ and torch is not imported here. NumPy has no bf16: uint16 arrays are bf16, ml_dt
 
 from . import _library, _torch_bridge, cuda, fused_norm_rope_attn_rope_cast, quant
 from ._context import supports
-from ._integrations import patch_vllm
+from ._integrations import patch_sglang, patch_vllm
 from .compat import get_compat, set_compat
 from .flash_mla_interface import (
     FlashMLASchedMeta,
@@ -42,6 +42,7 @@ __all__ = [
     "get_compat",
     "get_mla_metadata",
     "merge_states",
+    "patch_sglang",
     "patch_vllm",
     "quant",
     "set_compat",

@@ -87,12 +87,24 @@ def current_stream(index):
     return raw(index) if raw is not None else torch.cuda.current_stream(index).cuda_stream
 
 
+def _offsets(struct):
+    """{field: offset} of a struct, computed once."""
+    found = _known_offsets.get(struct)
+    if found is None:
+        found = _known_offsets[struct] = {name: getattr(struct, name).offset for name, *_ in struct._fields_}
+    return found
+
+
+_known_offsets = {}
+
+
 class Call:
     """One call of a C function: its args struct, and the Python names of the fields that were set."""
 
     def __init__(self, struct):
         self.args = c.sized(struct)
         self.struct = struct
+        self.offsets = _offsets(struct)
         self.names = {}
         self.views = []
         self.device = None
@@ -102,19 +114,24 @@ class Call:
         """Sets a tensor field from an argument; None leaves it absent. Returns the view."""
         if x is None:
             return None
-        view = array(x, name or field)
-        self._place(view, name or field)
-        self.names[field] = name or field
-        view.pack_into(self.args, base + getattr(kind or self.struct, field).offset)
+        name = name or field
+        view = array(x, name)
+        if view.device != self.device:
+            self.place(view, name)
+        self.names[field] = name
+        self.views.append(view)
+        view.pack_into(self.args, self.offsets[field] if kind is None else base + _offsets(kind)[field])
         return view
 
     def cache(self, field, view, packed, name):
-        """Sets a cache field from its view and what caches.describe() made of it."""
-        self._place(view, name)
+        """Sets a cache field from its view and what _caches.pack() made of it."""
+        self.place(view, name)
         self.names[field] = name
-        ctypes.memmove(ctypes.addressof(self.args) + getattr(self.struct, field).offset, packed, len(packed))
+        self.views.append(view)
+        ctypes.memmove(ctypes.addressof(self.args) + self.offsets[field], packed, len(packed))
 
-    def _place(self, view, name):
+    def place(self, view, name):
+        """The first view says where the call runs; all others must be there."""
         if self.device is None:
             self.device, self.first = view.device, name
         elif view.device != self.device:
@@ -122,7 +139,6 @@ class Call:
                 f"{name}: is on {_device_text(view.device)}; allowed: {_device_text(self.device)}, where "
                 f"{self.first} is"
             )
-        self.views.append(view)
 
     def run(self, function, measure=None):
         """Runs it. measure is the function's _workspace_size twin. Raises RuntimeError with the library's sentence."""

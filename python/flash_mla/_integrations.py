@@ -7,10 +7,11 @@ import importlib
 from . import flash_mla_interface as interface
 
 _VLLM_MODULES = ("vllm.v1.attention.ops.flashmla", "vllm.attention.ops.flashmla")
+_SGLANG_MODULES = ("sgl_kernel.flash_mla",)
 
 
 def _without_descale(*arguments, descale_q=None, descale_k=None, **keywords):
-    """vLLM's decode has two more keywords, for a cache format of its own that this library does not read."""
+    """The engines' decode has two more keywords, for a dense fp8 cache of vLLM's own that this library does not read."""
     if descale_q is not None or descale_k is not None:
         raise AssertionError("descale_q, descale_k: are given; allowed: None")
     return interface.flash_mla_with_kvcache(*arguments, **keywords)
@@ -20,12 +21,8 @@ def _supported(*_arguments, **_keywords):
     return True, None
 
 
-def patch_vllm():
-    """Puts this package's functions into vLLM's module of FlashMLA operations, under the names that it has there.
-
-    Call it before vLLM's attention backends are imported (they copy the names), for example from a plugin of the entry
-    point group vllm.general_plugins. Returns {module: [names replaced]}. Raises ImportError if vLLM has no such module.
-    """
+def _patch(function, paths):
+    """Replaces, in each of the modules that can be imported, the names that this package has."""
     replacements = {name: getattr(interface, name) for name in interface.__all__ if name != "merge_states"}
     replacements.update(
         flash_mla_with_kvcache=functools.wraps(interface.flash_mla_with_kvcache)(_without_descale),
@@ -35,15 +32,33 @@ def patch_vllm():
         is_flashmla_sparse_supported=_supported,
     )
     done = {}
-    for path in _VLLM_MODULES:
+    for path in paths:
         try:
             module = importlib.import_module(path)
         except ImportError:
             continue
-        names = sorted(name for name in replacements if hasattr(module, name))
-        for name in names:
+        done[path] = sorted(name for name in replacements if hasattr(module, name))
+        for name in done[path]:
             setattr(module, name, replacements[name])
-        done[path] = names
     if not done:
-        raise ImportError(f"patch_vllm: none of {', '.join(_VLLM_MODULES)} can be imported")
+        raise ImportError(f"{function}: cannot import {' or '.join(paths)}")
     return done
+
+
+def patch_vllm():
+    """Puts this package's functions into vLLM's module of FlashMLA operations, under the names that it has there.
+
+    Call it before vLLM's attention backends are imported (they copy the names), for example from a plugin of the
+    entry point group vllm.general_plugins. Returns {module: [names replaced]}. Raises ImportError if vLLM has no such
+    module.
+    """
+    return _patch("patch_vllm", _VLLM_MODULES)
+
+
+def patch_sglang():
+    """Puts this package's functions into sgl_kernel.flash_mla, from which SGLang's backends take them.
+
+    Call it before SGLang's attention backends are imported. Returns {module: [names replaced]}. Raises ImportError if
+    sgl_kernel has no such module.
+    """
+    return _patch("patch_sglang", _SGLANG_MODULES)

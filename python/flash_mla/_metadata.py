@@ -43,6 +43,7 @@ class FlashMLASchedMeta:
     num_splits [b + 1]: int32 tables of the first call, or None where the published kernels would not split.
     """
 
+    Config = Config
     have_initialized: bool = False
     config: Optional[Config] = None
     tile_scheduler_metadata: Any = None

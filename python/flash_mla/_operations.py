@@ -373,7 +373,8 @@ def merge(outs, lses, attn_sink, positive_empty, out, lse):
         packed = (c.Tensor * count)()
         for i, x in enumerate(arrays):
             view = array(x, f"{kind}[{i}]")
-            call._place(view, f"{kind}[{i}]")
+            call.place(view, f"{kind}[{i}]")
+            call.views.append(view)
             view.pack_into(packed, i * ctypes.sizeof(c.Tensor))
         states.append(packed)
     call.args.outs, call.args.lses, call.args.count = states[0], states[1], count

@@ -55,7 +55,10 @@ _TORCH_NAMES = {
     "float8_e4m3fn": c.F8_E4M3,
     "float8_e8m0fnu": c.F8_E8M0,
 }
-_torch_dtypes = {}
+_torch_dtypes, _torch_by_code = {}, {}
+_torch = _strided = None
+_plain_types = set()
+_cuda_devices = {}
 
 _BYTES = {c.BF16: 2, c.F16: 2, c.F32: 4, c.F64: 8, c.I32: 4, c.I64: 8, c.U8: 1, c.F8_E4M3: 1, c.F8_E8M0: 1}
 
@@ -80,6 +83,8 @@ class Array:
 
 def torch_module(x):
     """torch, if x is one of its tensors, else None."""
+    if type(x) in _plain_types:
+        return _torch
     torch = sys.modules.get("torch")
     return torch if torch is not None and isinstance(x, torch.Tensor) else None
 
@@ -94,9 +99,11 @@ def array(x, name):
 
     Raises AssertionError if x is no array at all, RuntimeError if its type, device or rank cannot be used.
     """
-    torch = torch_module(x)
-    if torch is not None:
-        view = _from_torch(torch, x, name)
+    if type(x) in _plain_types:
+        view = _from_torch(x, name)
+    elif torch_module(x) is not None:
+        _know(torch_module(x))
+        view = _from_torch(x, name)
     elif isinstance(x, np.ndarray):
         view = _from_numpy(x, name)
     elif hasattr(x, "__dlpack__"):
@@ -114,33 +121,50 @@ def array(x, name):
 # ---- torch -------------------------------------------------------------------------------------------------
 
 
-def torch_dtypes(torch):
-    """torch dtype -> fmla_dtype, for the types that this version of torch has."""
-    if not _torch_dtypes:
+def _know(torch):
+    """Looks at torch once: which of the element types this version has, and its plain classes."""
+    global _torch, _strided
+    if _torch is None:
+        _torch, _strided = torch, torch.strided
         for name, dtype in _TORCH_NAMES.items():
             if hasattr(torch, name):
                 _torch_dtypes[getattr(torch, name)] = dtype
+                _torch_by_code.setdefault(dtype, getattr(torch, name))
+        _plain_types.update((torch.Tensor, torch.nn.Parameter))
+
+
+def torch_dtypes(torch):
+    """torch dtype -> fmla_dtype, for the types that this version of torch has."""
+    _know(torch)
     return _torch_dtypes
 
 
-def _from_torch(torch, x, name):
-    dtype = torch_dtypes(torch).get(x.dtype)
+def _from_torch(x, name):
+    # Attributes in the order of their cost; a decode call looks at a dozen tensors.
+    dtype = _torch_dtypes.get(x.dtype)
     if dtype is None:
         raise RuntimeError(f"{name}: dtype is {x.dtype}; allowed: {', '.join(map(str, _torch_dtypes))}")
     if x.is_cuda:
-        device = (c.DEVICE_CUDA, x.device.index)
-    elif x.device.type == "cpu" and x.layout == torch.strided:
+        device = _cuda_device(x.get_device())
+    elif x.is_cpu and x.layout is _strided:
         device = CPU
     else:
         raise RuntimeError(
             f"{name}: is on {x.device} with layout {x.layout}; allowed: strided tensors on cpu or cuda"
         )
-    if x.requires_grad and torch.is_grad_enabled():
+    if x.requires_grad and _torch.is_grad_enabled():
         raise RuntimeError(
-            f"{name}: requires grad, and this function has no gradient; allowed: {name}.detach(), or "
-            "the call under torch.no_grad()"
+            f"{name}: requires grad, and this function has no gradient; allowed: {name}.detach(), or the call "
+            "under torch.no_grad()"
         )
     return Array(x, x.data_ptr(), dtype, x.shape, x.stride(), device)
+
+
+def _cuda_device(index):
+    device = _cuda_devices.get(index)
+    if device is None:
+        device = _cuda_devices[index] = (c.DEVICE_CUDA, index)
+    return device
 
 
 # ---- NumPy -------------------------------------------------------------------------------------------------
@@ -241,10 +265,7 @@ def _dtype_like(like, dtype):
     torch = torch_module(like)
     if torch is not None:
         known = torch_dtypes(torch)
-        if known.get(like.dtype) == dtype:
-            return like.dtype
-        found = next((own for own, code in known.items() if code == dtype), None)
-        return torch.uint8 if found is None and dtype == c.F8_E4M3 else found
+        return like.dtype if known.get(like.dtype) == dtype else _torch_by_code.get(dtype, torch.uint8)
     own = getattr(like, "dtype", None)
     if isinstance(own, np.dtype) and _NUMPY_DTYPES.get(own.name) == dtype:
         return own

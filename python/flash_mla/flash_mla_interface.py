@@ -188,44 +188,57 @@ def _check_decode(
     extra_topk_length,
 ):
     """What contradicts itself, before any tensor is looked at."""
-    _need(head_dim_v == 512, f"head_dim_v: {head_dim_v}; allowed: 512")
-    _need(
-        meta is None or isinstance(meta, FlashMLASchedMeta) or is_array(meta),
-        f"tile_scheduler_metadata: is a {type(meta).__name__}; allowed: what get_mla_metadata returns, or None",
-    )
+    if head_dim_v != 512:
+        raise AssertionError(f"head_dim_v: {head_dim_v}; allowed: 512")
+    if not (meta is None or isinstance(meta, FlashMLASchedMeta) or is_array(meta)):
+        raise AssertionError(
+            f"tile_scheduler_metadata: is a {type(meta).__name__}; allowed: what get_mla_metadata returns, or None"
+        )
+    given = "without indices"
     if indices is None:
-        _need(block_table is not None, "block_table: is None; allowed: [b, max_pages] int32 without indices")
-        _need(cache_seqlens is not None, "cache_seqlens: is None; allowed: [b] int32 without indices")
-        for name, x in (
-            ("extra_k_cache", extra_k_cache),
-            ("extra_indices_in_kvcache", extra_indices),
-            ("topk_length", topk_length),
-            ("extra_topk_length", extra_topk_length),
-        ):
-            _need(x is None, f"{name}: is given; allowed: None without indices")
-        return
-    _need(not causal, "causal: True; allowed: False with indices")
-    if extra_k_cache is None:
-        _need(
-            extra_indices is None, "extra_indices_in_kvcache: is given; allowed: None without extra_k_cache"
+        if block_table is None or cache_seqlens is None:
+            name = "block_table" if block_table is None else "cache_seqlens"
+            shape = "[b, max_pages]" if block_table is None else "[b]"
+            raise AssertionError(f"{name}: is None; allowed: {shape} int32 without indices")
+        forbidden = (extra_k_cache, extra_indices, topk_length, extra_topk_length)
+        names = ("extra_k_cache", "extra_indices_in_kvcache", "topk_length", "extra_topk_length")
+    elif causal:
+        raise AssertionError("causal: True; allowed: False with indices")
+    elif extra_k_cache is None:
+        forbidden, names = (extra_indices, extra_topk_length), (
+            "extra_indices_in_kvcache",
+            "extra_topk_length",
         )
-        _need(extra_topk_length is None, "extra_topk_length: is given; allowed: None without extra_k_cache")
+        given = "without extra_k_cache"
+    elif extra_indices is None:
+        raise AssertionError(
+            "extra_indices_in_kvcache: is None; allowed: [b, s_q, extra_topk] int32 with extra_k_cache"
+        )
     else:
-        _need(
-            extra_indices is not None,
-            "extra_indices_in_kvcache: is None; allowed: [b, s_q, extra_topk] int32 with " "extra_k_cache",
-        )
+        return
+    for name, x in zip(names, forbidden):
+        if x is not None:
+            raise AssertionError(f"{name}: is given; allowed: None {given}")
+
+
+def _is_plain(k_cache):
+    """Whether a cache has 2-byte elements."""
+    size = getattr(k_cache, "itemsize", None)
+    return size == 2 if size is not None else array(k_cache, "k_cache").dtype in (c.BF16, c.F16)
 
 
 def _check_fp8_flag(is_fp8_kvcache, k_cache):
-    if is_fp8_kvcache is None:
-        return
-    plain = array(k_cache, "k_cache").dtype in (c.BF16, c.F16)
-    _need(
-        bool(is_fp8_kvcache) != plain,
-        f"is_fp8_kvcache: {is_fp8_kvcache}, but k_cache has "
-        f"{'2-byte' if plain else '1-byte'} elements; allowed: {not plain}, or None",
-    )
+    if is_fp8_kvcache is not None and bool(is_fp8_kvcache) == _is_plain(k_cache):
+        plain = not is_fp8_kvcache
+        raise AssertionError(
+            f"is_fp8_kvcache: {is_fp8_kvcache}, but k_cache has {'1' if plain else '2'}-byte elements; allowed: "
+            f"{plain}, or None"
+        )
+
+
+def _shape(x, name):
+    shape = getattr(x, "shape", None)
+    return array(x, name).shape if shape is None else shape
 
 
 def _remember(
@@ -242,26 +255,26 @@ def _remember(
     topk_length,
     extra_topk_length,
 ):
-    shape = q.shape if hasattr(q, "shape") else array(q, "q").shape
-    cache = array(k_cache, "k_cache")
+    shape, cache = _shape(q, "q"), _shape(k_cache, "k_cache")
     if cu_seqlens_q is not None:
-        b, s_q, h_q = array(cu_seqlens_q, "cu_seqlens_q").shape[0] - 1, shape[0], shape[1]
+        b, s_q, h_q = _shape(cu_seqlens_q, "cu_seqlens_q")[0] - 1, shape[0], shape[1]
     else:
         b, s_q, h_q = shape[0], shape[1], shape[2]
-    extra = None if extra_k_cache is None else array(extra_k_cache, "extra_k_cache").shape[1]
     config = metadata.Config(
-        b=b,
-        s_q=s_q,
-        h_q=h_q,
-        page_block_size=cache.shape[1],
-        h_k=cache.shape[2],
-        causal=bool(causal),
-        is_fp8_kvcache=cache.dtype not in (c.BF16, c.F16),
-        topk=None if indices is None else array(indices, "indices").shape[-1],
-        extra_page_block_size=extra,
-        extra_topk=None if extra is None else array(extra_indices, "extra_indices_in_kvcache").shape[-1],
-        enable_batch_invariant=bool(batch_invariant),
+        b,
+        s_q,
+        h_q,
+        cache[1],
+        cache[2],
+        bool(causal),
+        not _is_plain(k_cache),
+        None if indices is None else _shape(indices, "indices")[-1],
+        None if extra_k_cache is None else _shape(extra_k_cache, "extra_k_cache")[1],
+        None if extra_k_cache is None else _shape(extra_indices, "extra_indices_in_kvcache")[-1],
+        bool(batch_invariant),
     )
+    if meta.have_initialized and meta.config == config:
+        return
     metadata.remember(
         meta,
         config,

@@ -100,7 +100,7 @@ def test_prefills(kit):
         1,
         0.08,
         mha.max_q,
-        mha.max_k
+        mha.max_k,
     )
     wanted = interface._flash_attn_varlen_backward(
         mha.do,

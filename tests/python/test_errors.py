@@ -240,7 +240,7 @@ def test_devices_must_agree(torch):
     view = flash_mla._tensors.array(kit.i32([1]), "cache_seqlens")
     view.device = (c.DEVICE_CUDA, 1)
     with pytest.raises(RuntimeError, match="cache_seqlens: is on cuda:1; allowed: cpu, where q is"):
-        call._place(view, "cache_seqlens")
+        call.place(view, "cache_seqlens")
 
 
 def test_no_gpu_is_a_clear_error(torch):

@@ -66,7 +66,7 @@ def test_sparse_decode(kit, name):
         float(g["softmax_scale"][0]),
         False,
         True,
-        **keywords
+        **keywords,
     )
     published_check(kit.value(out), bf16_value(g["out"]), 1e-3, 2.01 / 128, 5e-6)
     published_check(kit.value(lse), g["lse"], 1e-6, 8.01 / 65536, 1e-7)

@@ -180,7 +180,7 @@ def test_metadata_never_changes_results(kit, dense):
 
 
 def test_object_is_stale_but_results_are_right(kit):
-    """The same object over layers and steps whose lengths differ."""
+    """C069: the same object over layers and steps whose lengths differ."""
     meta, _ = flash_mla.get_mla_metadata()
     for seed, lengths in enumerate([(37, 0, 130), (1, 200, 3), (64, 64, 64)]):
         case = DenseCase(kit, seed=seed, lengths=lengths)

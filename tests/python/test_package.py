@@ -79,12 +79,12 @@ def test_where_the_library_is_looked_for(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def no_vllm():
-    """No module of the engine before or after."""
+def no_engines():
+    """No module of the engines before or after."""
 
     def forget():
         importlib.invalidate_caches()
-        for name in [name for name in sys.modules if name.split(".")[0] == "vllm"]:
+        for name in [name for name in sys.modules if name.split(".")[0] in ("vllm", "sgl_kernel")]:
             del sys.modules[name]
 
     forget()
@@ -92,7 +92,7 @@ def no_vllm():
     forget()
 
 
-def make_vllm(folder, path, text):
+def make_engine(folder, path, text):
     """A package that looks like the engine's module of FlashMLA operations."""
     parts = path.split(".")
     for i in range(1, len(parts)):
@@ -120,15 +120,15 @@ def make_vllm(folder, path, text):
         ),
     ],
 )
-def test_patch_vllm(tmp_path, monkeypatch, no_vllm, path, names):
-    make_vllm(
+def test_patch(tmp_path, monkeypatch, no_engines, path, names):
+    make_engine(
         tmp_path,
         path,
         "\n".join(f"def {name}(*a, **k):\n    raise RuntimeError('the engine\\'s own')" for name in names)
         + "\ndef other():\n    return 7\n",
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    done = flash_mla.patch_vllm()
+    done = flash_mla.patch_sglang() if path.startswith("sgl") else flash_mla.patch_vllm()
     assert done == {path: names}
     module = sys.modules[path]
     assert module.other() == 7
@@ -157,11 +157,13 @@ def test_patch_vllm(tmp_path, monkeypatch, no_vllm, path, names):
             assert getattr(module, name)() == (True, None)
 
 
-def test_patch_vllm_without_vllm(tmp_path, monkeypatch, no_vllm):
-    (tmp_path / "vllm.py").write_text("")
+@pytest.mark.parametrize("engine", ["vllm", "sgl_kernel"])
+def test_patch_without_the_engines_module(tmp_path, monkeypatch, no_engines, engine):
+    (tmp_path / (engine + ".py")).write_text("")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ImportError, match="patch_vllm"):
-        flash_mla.patch_vllm()
+    patch = flash_mla.patch_vllm if engine == "vllm" else flash_mla.patch_sglang
+    with pytest.raises(ImportError, match=patch.__name__):
+        patch()
 
 
 def test_devices_and_formats_are_the_librarys():

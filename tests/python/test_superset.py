@@ -323,7 +323,7 @@ def test_fused_takes_keywords_and_v4_caches(kit):
         k_cache=support.cache_view(kit, pages, 4, 584),
         indices_in_kvcache=kit.i32([[0, 7, -1], [3, 3, 3]]),
         sm_scale=0.1,
-        d_v=512
+        d_v=512,
     )
     assert tuple(codes.shape) == (2, 1, 1024) and np.isfinite(kit.value(lse)).all()
     _, _, max_logits, _ = fused.prefill(
@@ -365,7 +365,7 @@ def test_readme_positional_form(kit):
             False,
             True,
             sparse.keywords["indices"],
-            sparse.keywords["indices"]
+            sparse.keywords["indices"],
         )
 
 

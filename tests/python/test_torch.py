@@ -266,6 +266,6 @@ def test_workspace_and_stream_of_cuda_calls(monkeypatch):
     call = _context.Call(c.DecodeArgs)
     view = flash_mla._tensors.array(case.q, "q")
     view.device = (c.DEVICE_CUDA, 2)
-    call._place(view, "q")
+    call.place(view, "q")
     memory = call.run(function, measure)
     assert seen == {"measured": True, "stream": 0x1236, "size": 4096, "memory": memory.data_ptr()}
