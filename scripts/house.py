@@ -173,10 +173,42 @@ def rule_heads(files):
             yield f"{name}: no #if 0"
 
 
+def rule_cases(files):
+    """tests/cases.md: a fault that a row calls tested is named in the files of that row, and every named test has a row."""
+    table, rows = "tests/cases.md", {}
+    for number, line in enumerate((ROOT / table).read_text().splitlines(), 1):
+        m = re.match(r"\| (C\d{3}) \| [^|]+ \| ([^|]+) \| ([^|]+) \|$", line)
+        if not m:
+            if re.match(r"\| C\d", line):
+                yield f"{table}:{number}: not a row of four columns"
+            continue
+        fault, state, where = m.groups()
+        if fault in rows or (rows and fault < max(rows)):
+            yield f"{table}:{number}: {fault} is not in order"
+        rows[fault] = state
+        if not re.match(r"(tested|benchmark|not planned|waits: \w)", state):
+            yield f"{table}:{number}: unknown state '{state}'"
+        places = re.findall(r"`(\w[\w/.]*/[\w.]+\.\w+)`", where)
+        if not places and state.startswith(("tested", "benchmark")):
+            yield f"{table}:{number}: {fault} is {state}, but no file is named"
+        for place in places:
+            if not (ROOT / place).is_file():
+                yield f"{table}:{number}: {place} does not exist"
+            elif state.startswith("tested") and not re.search(rf"{fault}(?!\d)", (ROOT / place).read_text(), re.I):
+                yield f"{table}:{number}: {place} does not name {fault}"
+    for path in files:
+        name = rel(path)
+        if name.startswith(("tests/", "tools/flashmla/check_ids")) and path.suffix in {".c", ".def", ".py"}:
+            for lower, upper in sorted(set(re.findall(r"(?:\b|_)c(\d{3})(?=[a-z]?_)|FAULT\(C(\d{3})", path.read_text()))):
+                fault = "C" + lower + upper
+                if not rows.get(fault, "").startswith(("tested", "waits: GPU")):
+                    yield f"{name}: names {fault}, which {table} does not call tested"
+
+
 def main():
     files = tracked()
     complaints = 0
-    for rule in (rule_includes, rule_asm, rule_budgets, rule_surface, rule_silent, rule_heads):
+    for rule in (rule_includes, rule_asm, rule_budgets, rule_surface, rule_silent, rule_heads, rule_cases):
         for complaint in rule(files):
             print(complaint)
             complaints += 1
