@@ -145,7 +145,7 @@ typedef enum fmla_lse_base {
  * lse and max_logits are [h_q, total_q].
  *
  * Statuses: OK, INVALID_ARGUMENT, UNSUPPORTED, WORKSPACE_TOO_SMALL, BUSY, OUT_OF_MEMORY, DEVICE.
- * Source: spec "flash_mla_with_kvcache"; DeepSeek-V2 (arXiv 2405.04434) section 2.1, V3.2 sparse attention.
+ * Source: FlashMLA's flash_mla_with_kvcache, every release; DeepSeek-V2 (arXiv 2405.04434) section 2.1.
  */
 typedef struct fmla_decode_args {
     size_t struct_size;
@@ -186,7 +186,7 @@ FMLA_API fmla_status fmla_decode_workspace_size(fmla_context *context, const fml
 /*
  * Sparse prefill: every query token attends its own index row of one unpaged KV tensor. No batch dimension: concatenate
  * sequences and offset the indices. Maths as fmla_decode.
- * Statuses: as fmla_decode. Source: spec "flash_mla_sparse_fwd".
+ * Statuses: as fmla_decode. Source: FlashMLA's flash_mla_sparse_fwd.
  */
 typedef struct fmla_prefill_args {
     size_t struct_size;
@@ -255,7 +255,7 @@ typedef struct fmla_fused_params {
 } fmla_fused_params;
 
 /* Fused prefill over an unpaged bf16 KV tensor. Statuses: as fmla_decode.
- * Source: spec "fused_norm_rope_attn_rope_cast". */
+ * Source: FlashMLA's fused_norm_rope_attn_rope_cast (2026-09). */
 typedef struct fmla_fused_prefill_args {
     size_t struct_size;
     float softmax_scale;
@@ -306,7 +306,7 @@ FMLA_API fmla_status fmla_fused_decode_workspace_size(fmla_context *context, con
  * Request r: query tokens cu_seqlens_q[r]..cu_seqlens_q[r+1]-1, key tokens likewise. `causal` is end-aligned: query j
  * sees keys <= s_k - s_q + j. Rows without keys: out 0, lse -inf (empty_lse), zero gradients. Grouped heads allowed.
  * Absent cu_seqlens: one sequence (b = 1) of all tokens.
- * Statuses: as fmla_decode. Source: spec "flash_attn_varlen_func".
+ * Statuses: as fmla_decode. Source: FlashMLA's flash_attn_varlen_func.
  */
 typedef struct fmla_mha_forward_args {
     size_t struct_size;
@@ -368,7 +368,7 @@ typedef enum fmla_quantizer {
  * Writes tokens into a cache. Token i goes to slot slots[i] (page * P + offset), or to slot i. Negative slots are
  * skipped (padding tokens); a slot beyond the pool is an error on the CPU, skipped on CUDA. Plain formats just convert.
  * Bytes of unwritten slots stay as they are; V4's pad byte is written 0.
- * Statuses: OK, INVALID_ARGUMENT, UNSUPPORTED, BUSY, DEVICE. Source: spec section 2, quantisers A, B, C.
+ * Statuses: OK, INVALID_ARGUMENT, UNSUPPORTED, BUSY, DEVICE. Source: docs/formats.md, quantisers A, B, C.
  */
 typedef struct fmla_quantize_args {
     size_t struct_size;
@@ -386,7 +386,7 @@ FMLA_API fmla_status fmla_quantize(fmla_context *context, const fmla_quantize_ar
 /*
  * Reads tokens out of a cache: dst row i is slot slots[i], or slot i. Rows of invalid slots become 0.
  * BF16 dst: the value rounded once, as attention sees it; F32 dst: the exact fp32 product code * scale.
- * Statuses: as fmla_quantize. Source: spec section 2.7.
+ * Statuses: as fmla_quantize. Source: docs/formats.md.
  */
 typedef struct fmla_dequantize_args {
     size_t struct_size;
@@ -508,15 +508,15 @@ FMLA_API fmla_status fmla_permute_wv(fmla_context *context, const fmla_permute_w
 
 /* Column layout of tile-scheduler metadata: the published generations. */
 typedef enum fmla_schedule_form {
-    FMLA_SCHEDULE_2025_02 = 1, /* token positions (G1..G3) */
-    FMLA_SCHEDULE_2025_09 = 4, /* blocks (G4) */
-    FMLA_SCHEDULE_2026_01 = 5  /* blocks, reordered, with split flags (G5..G7) */
+    FMLA_SCHEDULE_2025_02 = 1, /* token positions; releases of 2025-02 to 2025-08 */
+    FMLA_SCHEDULE_2025_09 = 4, /* blocks; 2025-09 */
+    FMLA_SCHEDULE_2026_01 = 5  /* blocks, reordered, with split flags; 2026-01 and later */
 } fmla_schedule_form;
 
 /*
  * The split-KV schedule of a batch as integer tables: which part works on which blocks. The library plans for itself;
  * these tables serve callers of older generations and whoever wants to see or draw a schedule.
- * Statuses: OK, INVALID_ARGUMENT. Source: spec section 5; cost model and cutting rule in src/plan/plan.h.
+ * Statuses: OK, INVALID_ARGUMENT. Source: cost model and cutting rule in src/plan/plan.h.
  */
 typedef struct fmla_schedule_args {
     size_t struct_size;

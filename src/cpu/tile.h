@@ -10,9 +10,9 @@
  *
  *   pack_rows   rows as floats           -> packed rows
  *   scores      packed rows x tile       -> s [tokens][row_stride] float, raw dot products
- *   softmax     s, running state         -> packed weights, new state, alpha (the factor that old sums must
- * shrink by) accumulate  packed weights x tile    -> packed sums (sums * alpha + weights^T tile) unpack
- * packed sums              -> rows as floats
+ *   softmax     s, running state         -> packed weights, new state, alpha (what old sums must shrink by)
+ *   accumulate  packed weights x tile    -> packed sums (sums * alpha + weights^T tile)
+ *   unpack      packed sums              -> rows as floats
  *
  * Tokens that are not attended are never in a tile: the driver leaves them out. The only mask is `visible`:
  * row r sees the first visible[r] tokens of the tile (causal bounds).

@@ -16,11 +16,12 @@
  *             may go to either side: one whole step, 2u, and 1 % for the steps' unevenness.
  *  magnitude  Class S: sums in fp32 over n tokens, n 2^-24 A at worst, far less in blocks; exp2 to 2e-7: 2^-18 A covers
  *             4k tokens. Class B: each weight is rounded to bf16 (fp16), 2^-9 (2^-12) of each term, so at most that of
- * A; twice that, because the denominator may be summed from rounded or from unrounded weights. logit      fp32 dot
- * products of 576 terms, 2^-24 each, in blocks: 2^-19 L. A logit off by e changes a weight by a factor of exp(e), in
- * numerator and denominator: 2 e A in out. floor      2^-23: lse near 0. 2^-25: half of fp16's smallest step. cosine
- * Above the cost of rounding the reference itself (bf16: 0.6e-6..2.5e-6, by how the values lie in their binades): class
- * S a quarter of that, class B as much again and half.
+ *             A; twice that, because the denominator may be summed from rounded or from unrounded weights.
+ *  logit      fp32 dot products of 576 terms, 2^-24 each, in blocks: 2^-19 L. A logit off by e changes a weight by a
+ *             factor of exp(e), in numerator and denominator: 2 e A in out.
+ *  floor      2^-23: lse near 0. 2^-25: half of fp16's smallest step.
+ *  cosine     Above the cost of rounding the reference itself (bf16: 0.6e-6..2.5e-6, by how the values lie in their
+ *             binades): class S a quarter of that, class B as much again and half.
  *
  * Gradients have no bound per element of our own (they are differences of large sums); cosine and the published bound
  * hold. Fused output: the cast's own error is 3e-4 (3 bits of fraction). Against the reference's own cast, an output

@@ -6,10 +6,9 @@
  * lane, so everything that is summed over is stored in pairs: dims of rows and tokens in scores, tokens in
  * weighted sums.
  *
- * Packed rows     [group of 64 rows][pair of dims][vector of 16 rows][16][2]    the last group may have fewer
- * vectors Packed weights  [pair of tokens][lanes + 16][2]                               the 16 keep pairs
- * apart in the cache Packed sums     [strip of 64 dims][lanes][64] float                           dims in
- * the order of a strip, below
+ *   packed rows     [group of 64 rows][pair of dims][vector of 16 rows][16][2]   the last group may have fewer vectors
+ *   packed weights  [pair of tokens][lanes + 16][2]                              the 16 keep pairs apart in the cache
+ *   packed sums     [strip of 64 dims][lanes][64] float                          dims in the order of a strip, below
  *
  * A strip holds units of 32 dims. Pairing two tokens by unpacking 16-bit elements leaves the dims of a unit
  * in two vectors: 0-3 8-11 16-19 24-27 and 4-7 12-15 20-23 28-31. Sums keep that order; unpack() restores it.
