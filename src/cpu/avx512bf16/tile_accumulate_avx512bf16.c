@@ -36,7 +36,7 @@ typedef struct operands {
 /* Smallest |x| - 1 of bf16 as integers without sign, zero being the largest. */
 static inline __m512i least_of(__m512i least, __m512i x)
 {
-    __m512i size = _mm512_sub_epi16(_mm512_add_epi16(x, x), _mm512_set1_epi16(1));
+    __m512i size = _mm512_sub_epi16(_mm512_and_si512(x, _mm512_set1_epi16(0x7FFF)), _mm512_set1_epi16(1));
     return _mm512_min_epu16(least, size);
 }
 
@@ -61,7 +61,7 @@ static bool interleave(__m512i *strip, const operands *o, int32_t k, int32_t uni
             strip[v] = _mm512_setzero_si512();
         }
     }
-    __m512i below = _mm512_subs_epu16(_mm512_set1_epi16(SMALL_BITS * 2 - 1), least);
+    __m512i below = _mm512_subs_epu16(_mm512_set1_epi16(SMALL_BITS - 1), least);
     return _mm512_cmpeq_epi32_mask(below, _mm512_setzero_si512()) != 0xFFFF;
 }
 
