@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* support_calls.c: see support_calls.h. */
 #include <stdbool.h>
+#include <stdlib.h>
 
 #include "support_calls.h"
 
@@ -389,4 +390,21 @@ fmla_context *make_context(fmla_device device, int32_t threads)
         fail_msg("no context: %s", fmla_last_create_error());
     }
     return context;
+}
+
+calls *calls_new(fmla_context *context)
+{
+    calls *c = aligned_alloc(64, (sizeof *c + 63) / 64 * 64);
+    assert_non_null(c);
+    memset(c, 0, sizeof *c);
+    c->context = context;
+    return c;
+}
+
+int calls_tear_down(void **state)
+{
+    calls *c = *state;
+    fmla_context_destroy(c->context);
+    free(c);
+    return 0;
 }

@@ -67,4 +67,9 @@ fmla_tensor calls_ints(calls *c, const int32_t *values, int64_t count);
 /* A context on a device with `threads` threads; the test fails if there is none. */
 fmla_context *make_context(fmla_device device, int32_t threads);
 
+/* Calls for a context, which may be NULL, not valid until calls_reset; memory is free's. A group's set_up leaves them
+ * in *state, and calls_tear_down ends them and their context. */
+calls *calls_new(fmla_context *context);
+int calls_tear_down(void **state);
+
 #endif

@@ -2,7 +2,6 @@
 /* Every wrong argument is an error that names it, and writes nothing: the table is faults.def. */
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "support_calls.h"
 
@@ -35,19 +34,7 @@ static void break_call(calls *c, int32_t which)
 
 static int set_up(void **state)
 {
-    calls *c = aligned_alloc(64, (sizeof *c + 63) / 64 * 64);
-    assert_non_null(c);
-    memset(c, 0, sizeof *c);
-    c->context = make_context(FMLA_DEVICE_CPU, 1);
-    *state = c;
-    return 0;
-}
-
-static int tear_down(void **state)
-{
-    calls *c = *state;
-    fmla_context_destroy(c->context);
-    free(c);
+    *state = calls_new(make_context(FMLA_DEVICE_CPU, 1));
     return 0;
 }
 
@@ -142,5 +129,5 @@ int main(void)
         cmocka_unit_test(sizes_refuse_what_calls_refuse),
         cmocka_unit_test(null_everywhere),
     };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return cmocka_run_group_tests(tests, set_up, calls_tear_down);
 }

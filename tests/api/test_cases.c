@@ -10,19 +10,7 @@ static calls *c;
 
 static int set_up(void **state)
 {
-    (void)state;
-    c = aligned_alloc(64, (sizeof *c + 63) / 64 * 64);
-    assert_non_null(c);
-    memset(c, 0, sizeof *c);
-    c->context = make_context(FMLA_DEVICE_CPU, 2);
-    return 0;
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    fmla_context_destroy(c->context);
-    free(c);
+    *state = c = calls_new(make_context(FMLA_DEVICE_CPU, 2));
     return 0;
 }
 
@@ -352,5 +340,5 @@ int main(void)
         cmocka_unit_test(c101_custom_format),
         cmocka_unit_test(c145_rope_positions_stay_in_the_table),
     };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return cmocka_run_group_tests(tests, set_up, calls_tear_down);
 }

@@ -14,26 +14,14 @@ static fake_journal *journal;
 
 static int set_up(void **state)
 {
-    (void)state;
     assert_int_equal(setenv("FLASHMLA_CUDA_PLUGIN", FAKE_PLUGIN, 1), 0);
-    c = aligned_alloc(64, (sizeof *c + 63) / 64 * 64);
-    assert_non_null(c);
-    memset(c, 0, sizeof *c);
-    c->context = make_context(FMLA_DEVICE_CUDA, 0);
+    *state = c = calls_new(make_context(FMLA_DEVICE_CUDA, 0));
     void *library = dlopen(FAKE_PLUGIN, RTLD_NOW | RTLD_NOLOAD);
     assert_non_null(library);
     journal_entry entry;
     void *symbol = dlsym(library, "fake_plugin_journal");
     memcpy(&entry, &symbol, sizeof entry);
     journal = entry();
-    return 0;
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    fmla_context_destroy(c->context);
-    free(c);
     return 0;
 }
 
@@ -179,5 +167,5 @@ int main(void)
         cmocka_unit_test(auto_takes_the_device_when_it_is_usable),
         cmocka_unit_test(c109_unsupported_device_is_refused_before_any_call),
     };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return cmocka_run_group_tests(tests, set_up, calls_tear_down);
 }

@@ -11,9 +11,7 @@ static calls *c;
 static int set_up(void **state)
 {
     (void)state;
-    c = aligned_alloc(64, (sizeof *c + 63) / 64 * 64);
-    assert_non_null(c);
-    memset(c, 0, sizeof *c);
+    c = calls_new(NULL);
     return 0;
 }
 

@@ -41,14 +41,6 @@ static fmla_context_config counted(fmla_device device, counting *m)
     return config;
 }
 
-static calls *new_calls(void)
-{
-    calls *c = aligned_alloc(64, (sizeof *c + 63) / 64 * 64);
-    assert_non_null(c);
-    memset(c, 0, sizeof *c);
-    return c;
-}
-
 /* Makes a context while the n-th request fails, for n = 0, 1, ... until none is left to fail. */
 static void fail_creation(fmla_device device)
 {
@@ -98,7 +90,7 @@ static void promise_11_any_allocation_may_fail(void **state)
 {
     (void)state;
     static const fmla_device devices[] = {FMLA_DEVICE_CPU, FMLA_DEVICE_ORACLE};
-    calls *c = new_calls();
+    calls *c = calls_new(NULL);
     for (size_t d = 0; d < 2; d++) {
         fail_creation(devices[d]);
         for (int32_t op = 0; op < FMLA_OP_COUNT; op++) {
@@ -113,7 +105,7 @@ static void steady_state_allocates_nothing(void **state)
     (void)state;
     counting m = {.fail_at = -1};
     fmla_context_config config = counted(FMLA_DEVICE_CPU, &m);
-    calls *c = new_calls();
+    calls *c = calls_new(NULL);
     assert_int_equal(fmla_context_create(&config, &c->context), FMLA_OK);
     int64_t after_first = 0;
     for (int32_t round = 0; round < 3; round++) {
@@ -137,7 +129,7 @@ static void caller_workspace_of_exact_size(void **state)
     (void)state;
     counting m = {.fail_at = -1};
     fmla_context_config config = counted(FMLA_DEVICE_CPU, &m);
-    calls *c = new_calls();
+    calls *c = calls_new(NULL);
     assert_int_equal(fmla_context_create(&config, &c->context), FMLA_OK);
     int64_t before = m.requests;
     for (int32_t op = 0; op <= FMLA_OP_MHA_BACKWARD; op++) {
@@ -272,7 +264,7 @@ static void c132_sizes_never_shrink_when_a_shape_grows(void **state)
 static void c132_sizes_do_not_depend_on_data(void **state)
 {
     (void)state;
-    calls *c = new_calls();
+    calls *c = calls_new(NULL);
     size_t size, bare;
     c->context = make_context(FMLA_DEVICE_CPU, 2);
     calls_reset(c);

@@ -2,7 +2,6 @@
 /* Options reach the computation: each is switched, and the result changes as it must (promise 3: never ignored). */
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "support_calls.h"
 
@@ -10,19 +9,7 @@ static calls *c;
 
 static int set_up(void **state)
 {
-    (void)state;
-    c = aligned_alloc(64, (sizeof *c + 63) / 64 * 64);
-    assert_non_null(c);
-    memset(c, 0, sizeof *c);
-    c->context = make_context(FMLA_DEVICE_CPU, 1);
-    return 0;
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    fmla_context_destroy(c->context);
-    free(c);
+    *state = c = calls_new(make_context(FMLA_DEVICE_CPU, 1));
     return 0;
 }
 
@@ -226,5 +213,5 @@ int main(void)
         cmocka_unit_test(c102_outer_scale_in_writer_and_reader),
         cmocka_unit_test(quantizer_is_chosen_by_the_caller),
     };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return cmocka_run_group_tests(tests, set_up, calls_tear_down);
 }

@@ -13,19 +13,7 @@ static calls *c;
 
 static int set_up(void **state)
 {
-    (void)state;
-    c = aligned_alloc(64, (sizeof *c + 63) / 64 * 64);
-    assert_non_null(c);
-    memset(c, 0, sizeof *c);
-    c->context = make_context(FMLA_DEVICE_CPU, 2);
-    return 0;
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    fmla_context_destroy(c->context);
-    free(c);
+    *state = c = calls_new(make_context(FMLA_DEVICE_CPU, 2));
     return 0;
 }
 
@@ -368,5 +356,5 @@ int main(void)
         cmocka_unit_test(lengths_per_request_and_per_token),
         cmocka_unit_test(c042_explicit_bound_equals_causal),
     };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return cmocka_run_group_tests(tests, set_up, calls_tear_down);
 }

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* fmla_supports and the calls themselves give one answer, and it is the published one. */
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "support_calls.h"
 
@@ -9,19 +8,7 @@ static calls *c;
 
 static int set_up(void **state)
 {
-    (void)state;
-    c = aligned_alloc(64, (sizeof *c + 63) / 64 * 64);
-    assert_non_null(c);
-    memset(c, 0, sizeof *c);
-    c->context = make_context(FMLA_DEVICE_CPU, 1);
-    return 0;
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    fmla_context_destroy(c->context);
-    free(c);
+    *state = c = calls_new(make_context(FMLA_DEVICE_CPU, 1));
     return 0;
 }
 
@@ -217,5 +204,5 @@ int main(void)
         cmocka_unit_test(c103_dense_decode_over_every_format),
         cmocka_unit_test(widths_and_heads),
     };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return cmocka_run_group_tests(tests, set_up, calls_tear_down);
 }
