@@ -62,25 +62,35 @@ fmlai_call cpu_call(void)
     return (fmlai_call){.error = &error};
 }
 
-typedef fmla_status (*mha_run)(void *state, const fmlai_mha *p, const fmlai_call *call);
-
-static void run_in_workspace(fmlai_cpu *cpu, const fmlai_mha *p, size_t size, mha_run run)
+static fmlai_call call_in(guarded *workspace, size_t size)
 {
-    guarded workspace = guarded_make((size + 63) / 64 * 64);
     fmlai_call call = cpu_call();
-    call.workspace = workspace.data;
+    *workspace = guarded_make((size + 63) / 64 * 64);
+    call.workspace = workspace->data;
     call.workspace_size = size;
-    assert_int_equal(run(cpu, p, &call), FMLA_OK);
+    return call;
+}
+
+void cpu_mqa(fmlai_cpu *cpu, const fmlai_mqa *p)
+{
+    guarded workspace;
+    fmlai_call call = call_in(&workspace, fmlai_cpu_backend.mqa_workspace(cpu, p));
+    assert_int_equal(fmlai_cpu_backend.mqa(cpu, p, &call), FMLA_OK);
     guarded_free(&workspace);
 }
 
 void cpu_mha_forward(fmlai_cpu *cpu, const fmlai_mha *p)
 {
-    run_in_workspace(cpu, p, fmlai_cpu_backend.mha_forward_workspace(cpu, p), fmlai_cpu_backend.mha_forward);
+    guarded workspace;
+    fmlai_call call = call_in(&workspace, fmlai_cpu_backend.mha_forward_workspace(cpu, p));
+    assert_int_equal(fmlai_cpu_backend.mha_forward(cpu, p, &call), FMLA_OK);
+    guarded_free(&workspace);
 }
 
 void cpu_mha_backward(fmlai_cpu *cpu, const fmlai_mha *p)
 {
-    run_in_workspace(cpu, p, fmlai_cpu_backend.mha_backward_workspace(cpu, p),
-                     fmlai_cpu_backend.mha_backward);
+    guarded workspace;
+    fmlai_call call = call_in(&workspace, fmlai_cpu_backend.mha_backward_workspace(cpu, p));
+    assert_int_equal(fmlai_cpu_backend.mha_backward(cpu, p, &call), FMLA_OK);
+    guarded_free(&workspace);
 }

@@ -17,6 +17,7 @@ fmlai_cpu *cpu_open(fmla_isa isa, int32_t threads);
 void cpu_close(fmlai_cpu *cpu);
 
 /* Each call must succeed. */
+void cpu_mqa(fmlai_cpu *cpu, const fmlai_mqa *p);
 void cpu_mha_forward(fmlai_cpu *cpu, const fmlai_mha *p);
 void cpu_mha_backward(fmlai_cpu *cpu, const fmlai_mha *p);
 fmlai_call cpu_call(void); /* without workspace */

@@ -303,46 +303,6 @@ mqa_results mqa_redirect(mqa_problem *problem, fmlai_mqa *p)
     return (mqa_results){data, size};
 }
 
-static void *test_alloc(void *user, size_t size)
-{
-    void *memory = NULL;
-    (void)user;
-    return posix_memalign(&memory, 64, size) == 0 ? memory : NULL;
-}
-
-static void test_release(void *user, void *memory)
-{
-    (void)user;
-    free(memory);
-}
-
-void *mqa_cpu_open(fmla_isa isa, int32_t threads)
-{
-    static const fmlai_allocator allocator = {.alloc = test_alloc, .release = test_release};
-    fmla_context_config config = FMLA_CONTEXT_CONFIG_INIT;
-    fmlai_error error = {0};
-    void *state = NULL;
-    config.isa = isa;
-    config.threads = threads;
-    assert_int_equal(fmlai_cpu_backend.open(&config, &allocator, &state, &error), FMLA_OK);
-    return state;
-}
-
-void mqa_cpu_close(void *state)
-{
-    fmlai_cpu_backend.close(state);
-}
-
-void mqa_cpu_run(void *state, const fmlai_mqa *p)
-{
-    fmlai_error error = {0};
-    size_t size = fmlai_cpu_backend.mqa_workspace(state, p);
-    guarded memory = guarded_make((size + 63) / 64 * 64);
-    fmlai_call call = {.workspace = memory.data, .workspace_size = size, .error = &error};
-    assert_int_equal(fmlai_cpu_backend.mqa(state, p, &call), FMLA_OK);
-    guarded_free(&memory);
-}
-
 static void check_scalar(const char *what, double x, double expected, double abs_logit, int64_t row)
 {
     double bound = ldexp(fabs(expected), -22) + ldexp(abs_logit, -19) + ldexp(1, -23);

@@ -47,11 +47,6 @@ typedef struct mqa_results {
 } mqa_results;
 mqa_results mqa_redirect(mqa_problem *problem, fmlai_mqa *p);
 
-/* A CPU context. */
-void *mqa_cpu_open(fmla_isa isa, int32_t threads);
-void mqa_cpu_close(void *state);
-void mqa_cpu_run(void *state, const fmlai_mqa *p);
-
 /* Fails unless results of p agree with the oracle's as docs/numerics.md demands of a tier that rounds softmax
  * weights to bf16 (rounded_weights) or keeps them. */
 void mqa_check(const mqa_problem *problem, bool rounded_weights);

@@ -14,13 +14,13 @@
 
 static void run_mqa(const mqa_shape *shape)
 {
-    void *cpu = mqa_cpu_open(fmlai_isa_best(), 2);
+    fmlai_cpu *cpu = cpu_open(fmlai_isa_best(), 2);
     mqa_problem problem;
     mqa_make(&problem, shape);
-    mqa_cpu_run(cpu, &problem.p);
+    cpu_mqa(cpu, &problem.p);
     mqa_check(&problem, fmlai_isa_best() == FMLA_ISA_AVX512BF16);
     mqa_free(&problem);
-    mqa_cpu_close(cpu);
+    cpu_close(cpu);
 }
 
 static void promise_12_dense_decode(void **state)

@@ -11,35 +11,29 @@
 
 #include <cmocka.h>
 
-#include "cpu/cpu.h"
 #include "cpu/mqa/mqa.h"
+#include "support_cpu.h"
 #include "support_mqa.h"
 #include "support_numbers.h"
 #include "support_pool.h"
 
-static const fmla_isa tiers[] = {FMLA_ISA_SCALAR, FMLA_ISA_AVX2, FMLA_ISA_AVX512BF16, FMLA_ISA_NEON};
-#define TIERS (sizeof tiers / sizeof tiers[0])
-
 /* True if the tier's results for the problem may show softmax weights rounded to bf16. */
-static bool rounds_weights(const void *state, const fmlai_mqa *p)
+static bool rounds_weights(const fmlai_cpu *cpu, const fmlai_mqa *p)
 {
-    return p->q.dtype == FMLA_BF16 && ((const fmlai_cpu *)state)->tile_bf16.dtype == FMLA_BF16;
+    return p->q.dtype == FMLA_BF16 && cpu->tile_bf16.dtype == FMLA_BF16;
 }
 
 static void check_shape(const mqa_shape *shape)
 {
-    for (size_t i = 0; i < TIERS; i++) {
-        if (!fmlai_isa_usable(tiers[i])) {
-            continue;
-        }
+    for (const fmla_isa *isa = cpu_isas(); *isa != FMLA_ISA_AUTO; isa++) {
         mqa_problem problem;
-        void *state = mqa_cpu_open(tiers[i], 2);
+        fmlai_cpu *cpu = cpu_open(*isa, 2);
         mqa_make(&problem, shape);
         mqa_redirect(&problem, &problem.p);
-        mqa_cpu_run(state, &problem.p);
-        mqa_check(&problem, rounds_weights(state, &problem.p));
+        cpu_mqa(cpu, &problem.p);
+        mqa_check(&problem, rounds_weights(cpu, &problem.p));
         mqa_free(&problem);
-        mqa_cpu_close(state);
+        cpu_close(cpu);
     }
 }
 
@@ -269,18 +263,18 @@ static void cast_equals_the_portable_cast(void **state)
 /* Runs p on `threads` threads of a tier into fresh memory. */
 static mqa_results results_of(mqa_problem *problem, fmlai_mqa p, fmla_isa isa, int32_t threads)
 {
-    void *state = mqa_cpu_open(isa, threads);
+    fmlai_cpu *cpu = cpu_open(isa, threads);
     mqa_results r = mqa_redirect(problem, &p);
-    mqa_cpu_run(state, &p);
-    mqa_cpu_close(state);
+    cpu_mqa(cpu, &p);
+    cpu_close(cpu);
     return r;
 }
 
 static void promise_8_bits_do_not_depend_on_threads(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < TIERS; i++) {
-        for (uint64_t seed = 0; fmlai_isa_usable(tiers[i]) && seed < 4; seed++) {
+    for (const fmla_isa *isa = cpu_isas(); *isa != FMLA_ISA_AUTO; isa++) {
+        for (uint64_t seed = 0; seed < 4; seed++) {
             mqa_problem problem;
             mqa_shape s = seed % 2 ? sparse : dense;
             s.tokens = seed < 2 ? 5000 : 40000; /* of which some plans hold only a part at a time */
@@ -292,9 +286,9 @@ static void promise_8_bits_do_not_depend_on_threads(void **state)
             s.s_q = 1;
             s.seed = 200 + seed;
             mqa_make(&problem, &s);
-            mqa_results one = results_of(&problem, problem.p, tiers[i], 1);
+            mqa_results one = results_of(&problem, problem.p, *isa, 1);
             for (int32_t threads = 2; threads <= 5; threads++) {
-                mqa_results many = results_of(&problem, problem.p, tiers[i], threads);
+                mqa_results many = results_of(&problem, problem.p, *isa, threads);
                 assert_memory_equal(one.data, many.data, one.size);
             }
             mqa_free(&problem);
@@ -306,7 +300,7 @@ static void promise_8_bits_do_not_depend_on_threads(void **state)
 static void promise_8_bits_do_not_depend_on_the_batch(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < TIERS; i++) {
+    for (const fmla_isa *isa = cpu_isas(); *isa != FMLA_ISA_AUTO; isa++) {
         mqa_problem problem;
         mqa_shape s = dense;
         s.tokens = 3000;
@@ -314,14 +308,11 @@ static void promise_8_bits_do_not_depend_on_the_batch(void **state)
         s.h_q = 3;
         s.batch = 4;
         s.seed = 220;
-        if (!fmlai_isa_usable(tiers[i])) {
-            continue;
-        }
         mqa_make(&problem, &s);
         fmlai_mqa all = problem.p;
         mqa_redirect(&problem, &all);
-        void *cpu = mqa_cpu_open(tiers[i], 2);
-        mqa_cpu_run(cpu, &all);
+        fmlai_cpu *cpu = cpu_open(*isa, 2);
+        cpu_mqa(cpu, &all);
         for (int64_t r = 0; r < s.batch; r++) {
             fmlai_mqa one = problem.p;
             size_t values = (size_t)(s.s_q * s.h_q * s.d_v);
@@ -331,13 +322,13 @@ static void promise_8_bits_do_not_depend_on_the_batch(void **state)
             one.main.block_table += r * one.main.table_stride;
             one.main.seqlens += r;
             mqa_redirect(&problem, &one);
-            mqa_cpu_run(cpu, &one);
+            cpu_mqa(cpu, &one);
             assert_memory_equal(one.out.data, (uint16_t *)all.out.data + r * all.out.stride[0],
                                 values * sizeof(uint16_t));
             assert_memory_equal(one.lse.data, (float *)all.lse.data + r * all.lse.stride[0],
                                 (size_t)(s.s_q * s.h_q) * sizeof(float));
         }
-        mqa_cpu_close(cpu);
+        cpu_close(cpu);
         mqa_free(&problem);
     }
 }
@@ -346,7 +337,7 @@ static void promise_8_bits_do_not_depend_on_the_batch(void **state)
 static void invalid_entries_change_no_bits(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < TIERS; i++) {
+    for (const fmla_isa *isa = cpu_isas(); *isa != FMLA_ISA_AUTO; isa++) {
         mqa_problem problem;
         mqa_shape s = sparse;
         s.format = s.extra = FMLA_KV_BF16;
@@ -355,11 +346,8 @@ static void invalid_entries_change_no_bits(void **state)
         s.extra_topk = 1300;
         s.lengths = s.sink = false;
         s.seed = 240;
-        if (!fmlai_isa_usable(tiers[i])) {
-            continue;
-        }
         mqa_make(&problem, &s);
-        mqa_results with = results_of(&problem, problem.p, tiers[i], 2);
+        mqa_results with = results_of(&problem, problem.p, *isa, 2);
         fmlai_mqa p = problem.p;
         int32_t *indices = mqa_memory(&problem, (size_t)(p.num_tokens * s.tokens) * sizeof(int32_t));
         int32_t *lengths = mqa_memory(&problem, (size_t)p.num_tokens * sizeof(int32_t));
@@ -374,7 +362,7 @@ static void invalid_entries_change_no_bits(void **state)
         }
         p.main.indices = indices;
         p.main.length = (fmlai_lengths){.data = lengths, .outer_stride = p.s_q, .inner_stride = 1};
-        mqa_results without = results_of(&problem, p, tiers[i], 3);
+        mqa_results without = results_of(&problem, p, *isa, 3);
         assert_memory_equal(with.data, without.data, with.size);
         mqa_free(&problem);
     }
@@ -385,7 +373,7 @@ static void invalid_entries_change_no_bits(void **state)
 static void fused_decode_equals_fused_prefill(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < TIERS; i++) {
+    for (const fmla_isa *isa = cpu_isas(); *isa != FMLA_ISA_AUTO; isa++) {
         mqa_problem problem;
         mqa_shape s = fused;
         s.format = FMLA_KV_V41;
@@ -393,9 +381,6 @@ static void fused_decode_equals_fused_prefill(void **state)
         s.tokens = 1100;
         s.extra_topk = 130;
         s.seed = 250;
-        if (!fmlai_isa_usable(tiers[i])) {
-            continue;
-        }
         mqa_make(&problem, &s);
         fmlai_mqa decode = problem.p, prefill = problem.p;
         int64_t main = decode.main.pool.num_pages * decode.main.pool.page_size;
@@ -427,8 +412,8 @@ static void fused_decode_equals_fused_prefill(void **state)
         prefill.main.topk = topk;
         prefill.main.length.data = NULL;
         prefill.extra = (fmlai_token_list){0};
-        mqa_results a = results_of(&problem, decode, tiers[i], 2);
-        mqa_results b = results_of(&problem, prefill, tiers[i], 1);
+        mqa_results a = results_of(&problem, decode, *isa, 2);
+        mqa_results b = results_of(&problem, prefill, *isa, 1);
         assert_memory_equal(a.data, b.data, a.size);
         mqa_free(&problem);
     }
@@ -438,16 +423,13 @@ static void fused_decode_equals_fused_prefill(void **state)
 static void c004_nan_reaches_only_rows_that_attend_it(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < TIERS; i++) {
+    for (const fmla_isa *isa = cpu_isas(); *isa != FMLA_ISA_AUTO; isa++) {
         mqa_problem problem;
         mqa_shape s = dense;
         s.s_q = 4;
         s.batch = 1;
         s.tokens = 200;
         s.seed = 263;
-        if (!fmlai_isa_usable(tiers[i])) {
-            continue;
-        }
         mqa_make(&problem, &s);
         ((int32_t *)problem.p.main.seqlens)[0] = 200;
         fmlai_pool *pool = &problem.p.main.pool;
@@ -462,15 +444,15 @@ static void c004_nan_reaches_only_rows_that_attend_it(void **state)
         fmlai_mqa clean = problem.p, poisoned = problem.p;
         mqa_redirect(&problem, &clean);
         mqa_redirect(&problem, &poisoned);
-        void *cpu = mqa_cpu_open(tiers[i], 2);
-        mqa_cpu_run(cpu, &clean);
+        fmlai_cpu *cpu = cpu_open(*isa, 2);
+        cpu_mqa(cpu, &clean);
         for (int64_t j = 198; j < 200; j++) { /* seen by query tokens 2 and 3, or by 3 alone */
             uint16_t *row =
                 (uint16_t *)fmlai_pool_row(pool, fmlai_list_slot(&problem.p.main, &problem.p, 0, 0, j));
             row[j == 198 ? 3 : 70] = 0x7FC0;
             row[5] = 0x7F80;
         }
-        mqa_cpu_run(cpu, &poisoned);
+        cpu_mqa(cpu, &poisoned);
         size_t half = (size_t)(2 * s.h_q);
         assert_memory_equal(clean.out.data, poisoned.out.data, half * (size_t)s.d_v * sizeof(uint16_t));
         assert_memory_equal(clean.lse.data, poisoned.lse.data, half * sizeof(float));
@@ -481,7 +463,7 @@ static void c004_nan_reaches_only_rows_that_attend_it(void **state)
                 assert_true(isnan(fmlai_load_f32(poisoned.out.data, FMLA_BF16, (int64_t)r * s.d_v + d)));
             }
         }
-        mqa_cpu_close(cpu);
+        cpu_close(cpu);
         mqa_free(&problem);
     }
 }

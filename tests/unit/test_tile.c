@@ -12,8 +12,7 @@
 
 #include <cmocka.h>
 
-#include "cpu/cpu.h"
-#include "support_mqa.h"
+#include "support_cpu.h"
 #include "support_numbers.h"
 
 static const int32_t row_counts[] = {1, 15, 16, 17, 33, 48, 65, 128};
@@ -95,17 +94,13 @@ static void scores(fixture *f)
 /* Runs body on both kernel tables of every usable tier (one, where they are the same). */
 static void for_each_table(void (*body)(const fmlai_tile_kernels *k))
 {
-    static const fmla_isa tiers[] = {FMLA_ISA_SCALAR, FMLA_ISA_AVX2, FMLA_ISA_AVX512BF16, FMLA_ISA_NEON};
-    for (int32_t i = 0; i < COUNT(tiers); i++) {
-        if (!fmlai_isa_usable(tiers[i])) {
-            continue;
-        }
-        fmlai_cpu *cpu = mqa_cpu_open(tiers[i], 1);
+    for (const fmla_isa *isa = cpu_isas(); *isa != FMLA_ISA_AUTO; isa++) {
+        fmlai_cpu *cpu = cpu_open(*isa, 1);
         body(&cpu->tile_f32);
         if (cpu->tile_bf16.dtype != cpu->tile_f32.dtype) {
             body(&cpu->tile_bf16);
         }
-        mqa_cpu_close(cpu);
+        cpu_close(cpu);
     }
 }
 
