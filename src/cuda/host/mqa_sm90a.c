@@ -1,0 +1,184 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * mqa_sm90a.c: when the Hopper attention kernels (sm90a/) take a call, and what they are given: docs/hopper.md. They hold 64
+ * rows and 64 tokens a tile; what they cannot read goes to the portable kernels (mqa.c).
+ */
+#include "cuda_host.h"
+
+#if FMLAC_HAVE_HOPPER
+
+#include <cuda.h>
+#include <string.h>
+
+#include "../sm90a/params.h"
+
+#define SHORT_MAX (INT32_MAX - 4096) /* the kernels count positions, slots and rows in 32 bits */
+#define SHARED_MAX 232448
+
+extern void fmlak_mqa_pages_bf16_512_sm90a(void);
+extern void fmlak_mqa_pages_bf16_576_sm90a(void);
+extern void fmlak_mqa_pages_f16_512_sm90a(void);
+extern void fmlak_mqa_pages_f16_576_sm90a(void);
+extern void fmlak_mqa_rows_bf16_512_sm90a(void);
+extern void fmlak_mqa_rows_bf16_576_sm90a(void);
+extern void fmlak_mqa_rows_f16_512_sm90a(void);
+extern void fmlak_mqa_rows_f16_576_sm90a(void);
+extern void fmlak_mqa_codes_bf16_512_sm90a(void);
+extern void fmlak_mqa_codes_bf16_576_sm90a(void);
+
+#define HOPPER(name, dtype, warps) {name, #name, dtype, FMLAC_HOPPER_ROWS, FMLAC_HOPPER_TOKENS, warps, 227}
+
+/* [source: pages, rows, codes][dtype: bf16, fp16][dims: 512, 576] */
+static const fmlac_kernel kernels[3][2][2] = {
+    {{HOPPER(fmlak_mqa_pages_bf16_512_sm90a, FMLA_BF16, 12), HOPPER(fmlak_mqa_pages_bf16_576_sm90a, FMLA_BF16, 12)},
+     {HOPPER(fmlak_mqa_pages_f16_512_sm90a, FMLA_F16, 12), HOPPER(fmlak_mqa_pages_f16_576_sm90a, FMLA_F16, 12)}},
+    {{HOPPER(fmlak_mqa_rows_bf16_512_sm90a, FMLA_BF16, 12), HOPPER(fmlak_mqa_rows_bf16_576_sm90a, FMLA_BF16, 12)},
+     {HOPPER(fmlak_mqa_rows_f16_512_sm90a, FMLA_F16, 12), HOPPER(fmlak_mqa_rows_f16_576_sm90a, FMLA_F16, 12)}},
+    {{HOPPER(fmlak_mqa_codes_bf16_512_sm90a, FMLA_BF16, 16), HOPPER(fmlak_mqa_codes_bf16_576_sm90a, FMLA_BF16, 16)}},
+};
+
+enum { PAGES, ROWS, CODES };
+
+typedef CUresult (*encode_tiled)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
+                                 const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
+                                 CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+_Static_assert(sizeof(fmlac_tensor_map) == sizeof(CUtensorMap), "a tensor map is 128 bytes");
+
+void fmlac_hopper_open(fmlac_state *state, int32_t wanted)
+{
+    enum cudaDriverEntryPointQueryResult found;
+    state->hopper = state->capability == 90 && wanted != 1 && state->shared_block >= SHARED_MAX;
+    state->encode_tensor_map = NULL;
+    if (state->hopper && (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &state->encode_tensor_map, 12000,
+                                                           cudaEnableDefault, &found) != cudaSuccess ||
+                          found != cudaDriverEntryPointSuccess)) {
+        state->encode_tensor_map = NULL;
+        (void)cudaGetLastError();
+    }
+}
+
+static bool is_plain(const fmlac_list *list)
+{
+    return list->pool.layout == FMLAC_LAYOUT_PLAIN;
+}
+
+/* Whether a pool of 16-bit numbers can be copied 16 bytes at a time. */
+static bool reads_plain(const fmlac_mqa *p, const fmlac_list *list)
+{
+    const fmlac_pool *pool = &list->pool;
+    return is_plain(list) && pool->element == p->q.dtype && pool->aligned && p->d_qk % 8 == 0;
+}
+
+/* Whether the expanding producer knows a format: segments of 16 dims with one scale, bf16 dims in whole blocks of 64. */
+static bool reads_codes(const fmlac_mqa *p, const fmlac_list *list)
+{
+    const fmlac_pool *pool = &list->pool;
+    const fmlac_pool *first = &p->main.pool;
+    return !is_plain(list) && p->q.dtype == FMLAC_BF16 && pool->aligned && (p->d_qk == 512 || p->d_qk == 576) &&
+           pool->d_qk == p->d_qk && (pool->element == FMLAC_F8_E4M3 || pool->element == FMLAC_F4_E2M1) &&
+           pool->group_shift >= 4 && pool->quant_dims + pool->rope_dims == p->d_qk &&
+           (pool->rope_dims == 0 || pool->rope_dims == 64) && pool->quant_dims == first->quant_dims &&
+           pool->rope_offset % 16 == 0 && (pool->scale != FMLAC_F32 || pool->scale_offset % 4 == 0) &&
+           pool->page_size * (pool->token_stride + pool->scale_row_bytes) <= SHORT_MAX;
+}
+
+static bool is_short(const fmlac_list *list)
+{
+    const fmlac_pool *pool = &list->pool;
+    bool paged = list->kind == FMLAC_LIST_PAGED;
+    return list->kind == FMLAC_LIST_NONE ||
+           (pool->num_pages <= SHORT_MAX && pool->page_size <= SHORT_MAX && list->topk <= SHORT_MAX / 2 &&
+            (!paged || list->max_pages <= SHORT_MAX / pool->page_size));
+}
+
+const fmlac_kernel *fmlac_hopper_choose(const fmlac_state *state, const fmlac_mqa *p)
+{
+    int wide = p->d_qk > 512, f16 = p->q.dtype == FMLAC_F16;
+    bool extra = p->extra.kind != FMLAC_LIST_NONE;
+    if (!state->hopper || p->fused.enabled || !p->q.aligned || p->d_qk > 576 || p->d_v > 512 ||
+        (p->q.dtype != FMLAC_BF16 && !f16) || !is_short(&p->main) || !is_short(&p->extra) ||
+        p->num_tokens > SHORT_MAX / p->h_q || p->batch > SHORT_MAX / p->h_q) {
+        return NULL;
+    }
+    if (reads_codes(p, &p->main) && (!extra || reads_codes(p, &p->extra))) {
+        return &kernels[CODES][0][wide];
+    }
+    if (!reads_plain(p, &p->main) || (extra && !reads_plain(p, &p->extra))) {
+        return NULL;
+    }
+    bool pages = p->main.kind == FMLAC_LIST_PAGED && p->main.pool.page_size % FMLAC_HOPPER_TOKENS == 0 &&
+                 state->encode_tensor_map;
+    return &kernels[pages ? PAGES : ROWS][f16][wide];
+}
+
+/* The main pool as [h_kv][num_pages][page_size][d_qk]. */
+static bool encode_pages(const fmlac_state *state, const fmlac_mqa *p, fmlac_tensor_map *map)
+{
+    const fmlac_pool *pool = &p->main.pool;
+    const uint64_t stride_max = (uint64_t)1 << 40;
+    encode_tiled encode = (encode_tiled)state->encode_tensor_map;
+    cuuint64_t dims[4] = {(cuuint64_t)p->d_qk, (cuuint64_t)pool->page_size, (cuuint64_t)pool->num_pages,
+                          (cuuint64_t)p->h_kv};
+    cuuint64_t strides[3] = {(cuuint64_t)pool->token_stride, (cuuint64_t)pool->page_stride,
+                             (cuuint64_t)(p->h_kv > 1 ? pool->head_stride : pool->page_stride)};
+    cuuint32_t box[4] = {64, FMLAC_HOPPER_TOKENS, 1, 1}, steps[4] = {1, 1, 1, 1};
+    for (int i = 0; i < 3; i++) {
+        if (strides[i] == 0 || strides[i] >= stride_max) {
+            return false;
+        }
+    }
+    return encode((CUtensorMap *)map,
+                  p->q.dtype == FMLAC_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4,
+                  pool->data, dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+fmla_status fmlac_hopper_enqueue(const fmlac_state *state, const fmlai_call *call, fmlac_launch *launch,
+                                 const fmlac_kernel *kernel, const fmlac_mqa *p)
+{
+    fmlac_mqa_sm90a all;
+    int wide = p->d_qk > 512, f16 = p->q.dtype == FMLAC_F16;
+    memset(&all.pages, 0, sizeof all.pages);
+    all.mqa = *p;
+    if (kernel == &kernels[PAGES][f16][wide] && !encode_pages(state, p, &all.pages)) {
+        kernel = &kernels[ROWS][f16][wide];
+    }
+    launch->kernel = (const void *)kernel->function;
+    launch->name = kernel->name;
+    return fmlac_enqueue(state, call, launch, &all);
+}
+
+size_t fmlac_hopper_shared(void)
+{
+    return SHARED_MAX;
+}
+
+#else
+
+void fmlac_hopper_open(fmlac_state *state, int32_t wanted)
+{
+    (void)wanted;
+    state->hopper = false;
+}
+
+const fmlac_kernel *fmlac_hopper_choose(const fmlac_state *state, const fmlac_mqa *p)
+{
+    (void)state;
+    (void)p;
+    return NULL;
+}
+
+fmla_status fmlac_hopper_enqueue(const fmlac_state *state, const fmlai_call *call, fmlac_launch *launch,
+                                 const fmlac_kernel *kernel, const fmlac_mqa *p)
+{
+    (void)kernel;
+    return fmlac_enqueue(state, call, launch, p);
+}
+
+size_t fmlac_hopper_shared(void)
+{
+    return 0;
+}
+
+#endif

@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * output.cuh: the epilogue: row sums of both warpgroups, lse, maximum, sink, and the output straight from registers, or a
+ * partial result for the combine kernel.
+ */
+#ifndef FLASHMLA_CUDA_SM90A_OUTPUT_CUH
+#define FLASHMLA_CUDA_SM90A_OUTPUT_CUH
+
+#include "softmax.cuh"
+
+#define OUT_COLUMNS 512
+
+/* lse and maximum of a row go out (`store`: this thread does it); returns what the output is multiplied by. */
+static __device__ __forceinline__ float finish_row(const fmlac_mqa &p, const piece &c, int row, float reference, float max,
+                                                   float sum, bool store)
+{
+    bool lonely = sum == 0.0f;
+    float base2 = reference + log2f(sum);
+    max = is_nan(sum) ? sum : max;
+    if (c.place >= 0) {
+        if (store) {
+            float *scalar = p.cut.partial_scalar + (c.place * ROWS + row) * 2;
+            scalar[0] = lonely ? -FMLAC_INFINITY : base2;
+            scalar[1] = max;
+        }
+        return lonely ? 0.0f : 1.0f / sum;
+    }
+    if (row >= c.work.rows) {
+        return 0.0f;
+    }
+    int64_t token;
+    int32_t head;
+    row_token_head(c.work, row, &token, &head);
+    if (store && p.lse.data) {
+        float lse = lonely ? p.empty_lse : base2 * LN_2 * p.lse_factor;
+        ((float *)p.lse.data)[row_offset(&p.lse, &p, token, head)] = lse;
+    }
+    if (store && p.max_logits.data) {
+        ((float *)p.max_logits.data)[row_offset(&p.max_logits, &p, token, head)] = max * LN_2 * p.lse_factor;
+    }
+    if (lonely) {
+        return 0.0f;
+    }
+    return 1.0f / (p.sink ? sum + exp2f(p.sink[head] * LOG2_E - reference) : sum);
+}
+
+/* Two rows of a thread as 16-bit numbers: neighbouring lanes swap pairs, so that four lanes write 32 bytes on end. */
+static __device__ __forceinline__ void store_16(const float o[128], const float factor[2], uint16_t *const to[2], bool f16)
+{
+    int q = threadIdx.x % 4;
+    bool odd = q & 1;
+#pragma unroll
+    for (int j = 0; j < 32; j += 2) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float x[4] = {o[4 * j + 2 * h] * factor[h], o[4 * j + 2 * h + 1] * factor[h], o[4 * j + 4 + 2 * h] * factor[h],
+                          o[4 * j + 4 + 2 * h + 1] * factor[h]};
+            uint32_t low = f16 ? ptx_pack_f16(x[0], x[1]) : ptx_pack_bf16(x[0], x[1]);
+            uint32_t high = f16 ? ptx_pack_f16(x[2], x[3]) : ptx_pack_bf16(x[2], x[3]);
+            uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, odd ? low : high, 1);
+            uint2 pairs = {odd ? other : low, odd ? high : other};
+            if (to[h]) {
+                *(uint2 *)(to[h] + j * 8 + (odd ? 8 + (q - 1) * 2 : q * 2)) = pairs;
+            }
+        }
+    }
+}
+
+static __device__ __forceinline__ void store_32(const float o[128], const float factor[2], float *const to[2])
+{
+    int q = threadIdx.x % 4;
+#pragma unroll
+    for (int j = 0; j < 32; j++) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float2 pair = {o[4 * j + 2 * h] * factor[h], o[4 * j + 2 * h + 1] * factor[h]};
+            if (to[h]) {
+                *(float2 *)(to[h] + j * 8 + q * 2) = pair;
+            }
+        }
+    }
+}
+
+/* Any dtype, width and alignment. */
+static __device__ __forceinline__ void store_any(const fmlac_mqa &p, const float o[128], const float factor[2],
+                                                 const int64_t at[2], const bool there[2], int column0)
+{
+    int q = threadIdx.x % 4;
+#pragma unroll
+    for (int i = 0; i < 128; i++) {
+        int h = i / 2 % 2, column = column0 + i / 4 * 8 + q * 2 + i % 2;
+        if (there[h] && column < p.d_v) {
+            float x = o[i] * factor[h];
+            if (p.out.dtype == FMLAC_F32) {
+                ((float *)p.out.data)[at[h] + column] = x;
+            } else {
+                uint32_t bits = p.out.dtype == FMLAC_F16 ? ptx_pack_f16(x, x) : ptx_pack_bf16(x, x);
+                ((uint16_t *)p.out.data)[at[h] + column] = (uint16_t)bits;
+            }
+        }
+    }
+}
+
+/* Warpgroup `group`: output dims 256 * group and on. Ends a piece: nobody reads Q after the barrier in here. */
+template <int BLOCKS>
+static __device__ __forceinline__ void store_rows(const fmlac_mqa &p, const piece &c, const float o[128],
+                                                  softmax_rows &rows, plan<BLOCKS> *m, int group)
+{
+    int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+    for (int h = 0; h < 2; h++) {
+        rows.sum[h] += __shfl_xor_sync(0xFFFFFFFFu, rows.sum[h], 1);
+        rows.sum[h] += __shfl_xor_sync(0xFFFFFFFFu, rows.sum[h], 2);
+        if (q == 0) {
+            m->sum[group][row + 8 * h] = rows.sum[h];
+            m->max[group][row + 8 * h] = rows.max[h];
+        }
+    }
+    ptx_barrier_sync(BARRIER_MMA, 256);
+    float factor[2];
+    int64_t at[2];
+    bool there[2];
+    for (int h = 0; h < 2; h++) {
+        int r = row + 8 * h;
+        float sum = m->sum[0][r] + m->sum[1][r];
+        float max = fmaxf(m->max[0][r], m->max[1][r]);
+        factor[h] = finish_row(p, c, r, rows.reference[h], max, sum, group == 0 && q == 0);
+        there[h] = r < c.work.rows;
+        int64_t token;
+        int32_t head;
+        row_token_head(c.work, there[h] ? r : 0, &token, &head);
+        at[h] = row_offset(&p.out, &p, token, head);
+    }
+    int column0 = group * (OUT_COLUMNS / 2);
+    if (c.place >= 0) {
+        float *first = p.cut.partial + (c.place * ROWS + row) * OUT_COLUMNS + column0;
+        float *const to[2] = {there[0] ? first : nullptr, there[1] ? first + 8 * OUT_COLUMNS : nullptr};
+        store_32(o, factor, to);
+    } else if (!p.out.aligned || p.d_v != OUT_COLUMNS) {
+        store_any(p, o, factor, at, there, column0);
+    } else if (p.out.dtype == FMLAC_F32) {
+        float *first = (float *)p.out.data + column0;
+        float *const to[2] = {there[0] ? first + at[0] : nullptr, there[1] ? first + at[1] : nullptr};
+        store_32(o, factor, to);
+    } else {
+        uint16_t *first = (uint16_t *)p.out.data + column0;
+        uint16_t *const to[2] = {there[0] ? first + at[0] : nullptr, there[1] ? first + at[1] : nullptr};
+        store_16(o, factor, to, p.out.dtype == FMLAC_F16);
+    }
+}
+
+#endif

@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: MIT */
+/* params.h: what the Hopper attention kernels are given: the description of common/params.h and a tensor map. */
+#ifndef FLASHMLA_CUDA_SM90A_PARAMS_H
+#define FLASHMLA_CUDA_SM90A_PARAMS_H
+
+#include "common/params.h"
+
+#define FMLAC_HOPPER_ROWS 64   /* rows of queries of a block */
+#define FMLAC_HOPPER_TOKENS 64 /* tokens of a tile */
+
+/* A TMA descriptor (CUtensorMap): 128 opaque bytes, aligned to 64. */
+#ifdef __cplusplus
+typedef struct alignas(64) fmlac_tensor_map {
+    uint8_t bytes[128];
+} fmlac_tensor_map;
+#else
+typedef struct fmlac_tensor_map {
+    _Alignas(64) uint8_t bytes[128];
+} fmlac_tensor_map;
+#endif
+
+typedef struct fmlac_mqa_sm90a {
+    fmlac_tensor_map pages; /* SOURCE_PAGES: the main pool as [h_kv][num_pages][page_size][d_qk], boxes of 64 x 64 */
+    fmlac_mqa mqa;
+} fmlac_mqa_sm90a;
+
+#endif

@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * softmax.cuh: scores to weights, online. A thread holds two rows (g and g + 8 of its warp's 16), 16 columns of each; four
+ * neighbouring lanes share a row.
+ *
+ * Weights are 2^(z - reference), z = score * scale in base 2. The reference is a row's maximum or up to LAZY less: it moves,
+ * and what was summed so far is rescaled, only when the maximum outgrows it by more than LAZY. The final division by the
+ * sum makes that exact; weights stay below 2^LAZY.
+ */
+#ifndef FLASHMLA_CUDA_SM90A_SOFTMAX_CUH
+#define FLASHMLA_CUDA_SM90A_SOFTMAX_CUH
+
+#include "plan.cuh"
+
+#define LOG2_E 1.4426950408889634f
+#define LN_2 0.6931471805599453f
+#define LAZY 8.0f
+
+typedef struct softmax_rows {
+    float scale;        /* logits in base 2 = score * scale; any sign */
+    float reference[2]; /* -infinity before the first attended token */
+    float max[2];
+    float sum[2];       /* of this thread's columns */
+} softmax_rows;
+
+/* 2^(from - to), 1 where nothing moved (also from -infinity to -infinity). */
+static __device__ __forceinline__ float shrink(float from, float to)
+{
+    return from == to ? 1.0f : ptx_exp2(from - to);
+}
+
+/* Scores to base 2; tokens that are not there, or that a row does not see, become -infinity. */
+static __device__ __forceinline__ void scale_scores(float s[32], float scale, const uint32_t mask[2], const int32_t limit[2])
+{
+    int q = threadIdx.x % 4;
+    bool all = (mask[0] & mask[1]) == 0xFFFFFFFFu && limit[0] >= TOKENS && limit[1] >= TOKENS;
+    if (__all_sync(0xFFFFFFFFu, all)) {
+#pragma unroll
+        for (int i = 0; i < 32; i++) {
+            s[i] *= scale;
+        }
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 32; i++) {
+        int column = i / 4 * 8 + 2 * q + i % 2;
+        bool attended = (mask[i / 16] >> (column % 32) & 1) != 0 && column < limit[i / 2 % 2];
+        s[i] = attended ? s[i] * scale : -FMLAC_INFINITY;
+    }
+}
+
+/*
+ * Scaled scores to weights in place. factor[]: what the sums of earlier tiles must be multiplied by. Returns whether any row
+ * of the warp has a factor other than 1.
+ */
+static __device__ __forceinline__ bool weigh(float s[32], softmax_rows &rows, float factor[2])
+{
+    float top[2] = {-FMLAC_INFINITY, -FMLAC_INFINITY};
+#pragma unroll
+    for (int i = 0; i < 32; i++) {
+        top[i / 2 % 2] = fmaxf(top[i / 2 % 2], s[i]);
+    }
+    bool moves = false;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        top[h] = fmaxf(top[h], __shfl_xor_sync(0xFFFFFFFFu, top[h], 1));
+        top[h] = fmaxf(top[h], __shfl_xor_sync(0xFFFFFFFFu, top[h], 2));
+        rows.max[h] = fmaxf(rows.max[h], top[h]);
+        bool grew = top[h] > rows.reference[h] + LAZY;
+        factor[h] = grew ? shrink(rows.reference[h], top[h]) : 1.0f;
+        rows.reference[h] = grew ? top[h] : rows.reference[h];
+        moves = moves || grew;
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float base = rows.reference[h] == -FMLAC_INFINITY ? 0.0f : rows.reference[h];
+        float sum = 0.0f;
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            s[4 * j + 2 * h] = ptx_exp2(s[4 * j + 2 * h] - base);
+            s[4 * j + 2 * h + 1] = ptx_exp2(s[4 * j + 2 * h + 1] - base);
+            sum += s[4 * j + 2 * h] + s[4 * j + 2 * h + 1];
+        }
+        rows.sum[h] = rows.sum[h] * factor[h] + sum;
+    }
+    return __any_sync(0xFFFFFFFFu, moves);
+}
+
+/* Another warpgroup has moved the references. */
+static __device__ __forceinline__ bool follow(softmax_rows &rows, const float reference[2], float factor[2])
+{
+    bool moves = false;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        factor[h] = shrink(rows.reference[h], reference[h]);
+        moves = moves || factor[h] != 1.0f;
+        rows.reference[h] = reference[h];
+        rows.sum[h] *= factor[h];
+    }
+    return __any_sync(0xFFFFFFFFu, moves);
+}
+
+#endif

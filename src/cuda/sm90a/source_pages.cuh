@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * source_pages.cuh: tokens of a paged list whose pages hold a multiple of 64 tokens, by TMA. One lane copies: a tile is 8 or
+ * 9 boxes of 64 tokens x 64 dims. A page that is none is a box outside the pool: zeros.
+ */
+#ifndef FLASHMLA_CUDA_SM90A_SOURCE_PAGES_CUH
+#define FLASHMLA_CUDA_SM90A_SOURCE_PAGES_CUH
+
+#include "ptx/tma.cuh"
+#include "source.cuh"
+
+/* Tile `tile` of the list, into a slot. */
+template <int BLOCKS>
+static __device__ __forceinline__ void copy_tile(const fmlac_mqa_sm90a &all, const fmlac_work &w, plan<BLOCKS> *m, int slot,
+                                                 uint32_t parity, int32_t tile)
+{
+    const fmlac_mqa &p = all.mqa;
+    int32_t position = tile * TOKENS;
+    int32_t page = fetch_entry(p, w, position);
+    int32_t row = (uint32_t)position % (uint32_t)p.main.pool.page_size;
+    bool there = page >= 0 && page < p.main.pool.num_pages;
+    page = there ? page : (int32_t)p.main.pool.num_pages; /* outside */
+#pragma unroll
+    for (int portion = 0; portion < PORTIONS; portion++) {
+        uint32_t full = ptx_shared_address(&m->full[slot][portion]);
+        if (portion % 2 == 0) {
+            ptx_mbarrier_wait(ptx_shared_address(&m->free[slot][portion < 2 ? slot : 1 - slot]), parity ^ 1);
+        }
+        if (portion == PORTIONS - 1) {
+            int64_t left = w.main_count - position;
+            uint64_t mask = !there ? 0 : left >= 64 ? ~0ull : (1ull << left) - 1;
+            m->mask[slot][0] = (uint32_t)mask;
+            m->mask[slot][1] = (uint32_t)(mask >> 32);
+        }
+        int last = portion == PORTIONS - 1 ? BLOCKS : 2 * portion + 2;
+        ptx_mbarrier_arrive_expect(full, (last - 2 * portion) * BLOCK_BYTES);
+        for (int at = 2 * portion; at < last; at++) {
+            int block = block_at(at, slot);
+            ptx_tma_load_4d(ptx_shared_address(m->k[slot][block]), &all.pages, full, block * 64, row, page, w.kv_head,
+                            PTX_L2_EVICT_NORMAL);
+        }
+    }
+}
+
+template <int BLOCKS> static __device__ __forceinline__ void produce_pages(const fmlac_mqa_sm90a &all, plan<BLOCKS> *m)
+{
+    if (threadIdx.x != MMA_WARPS * 32) {
+        return;
+    }
+    ptx_tma_prefetch_map(&all.pages);
+    slot_uses uses = {0, 0};
+#pragma unroll 1
+    for (uint32_t i = 0;; i++) {
+        ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[i & 1]), use_parity(i));
+        const piece &c = m->pieces[i & 1];
+        if (!c.there) {
+            return;
+        }
+        const fmlac_work w = c.work;
+        int32_t begin = c.begin, end = c.end;
+#pragma unroll 1
+        for (int32_t t = begin; t < end; t++) {
+            copy_tile(all, w, m, (t - begin) & 1, tile_parity(uses, t - begin), t);
+        }
+        uses_add(&uses, end - begin);
+        ptx_mbarrier_arrive(ptx_shared_address(&m->piece_free[i & 1]));
+    }
+}
+
+#endif
