@@ -279,13 +279,13 @@ void cases_add(case_list *list, case_set set, test_case c)
     list->cases[list->count++] = c;
 }
 
-void cases_add_text(case_list *list, case_set set, fmla_operation op, const char *text)
+void cases_add_text(case_list *list, fmla_operation op, const char *text)
 {
     char whole[512], error[256];
     test_case c;
     snprintf(whole, sizeof whole, "op=%s%s%s", fmla_operation_name(op), text[0] ? "," : "", text);
     if (case_parse(&c, whole, error, sizeof error) == 0) {
-        cases_add(list, set, c);
+        cases_add(list, CASES_FULL, c); /* chosen by hand: not to be scaled down */
     } else {
         cli_error("%s: %s", whole, error); /* a misspelt line of our own tables */
     }

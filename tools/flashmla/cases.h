@@ -85,7 +85,7 @@ void cases_free(case_list *list);
 /* For the files that make the matrices: appends, scaled down to the set's work. */
 void cases_add(case_list *list, case_set set, test_case c);
 /* The same from the text that follows "op=NAME,". */
-void cases_add_text(case_list *list, case_set set, fmla_operation op, const char *text);
+void cases_add_text(case_list *list, fmla_operation op, const char *text);
 /* Keeps one of so many: a thinning that does not depend on what was kept before. FULL keeps all. */
 int cases_keep(case_set set, uint64_t number, int quick_one_of, int all_one_of);
 void cases_attention(case_list *list, case_set set, int operation);

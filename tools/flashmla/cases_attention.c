@@ -68,7 +68,7 @@ static void dense_main(case_list *list, case_set set)
     }
 }
 
-static void dense_corners(case_list *list, case_set set)
+static void dense_corners(case_list *list)
 {
     static const char *const texts[] = {
         "s_kv=13,page=4,h_q=16,again=16",
@@ -104,6 +104,8 @@ static void dense_corners(case_list *list, case_set set)
         "s_kv=100,h_q=8,s_q=4,causal=1,again=17,b=3,varlen=1,nan=1",
         "format=v32,s_kv=1300,h_q=3,s_q=3,causal=1,again=2,b=2,varlen=1,nan=1,sink=1",
         "s_kv=77,h_q=16,s_q=3,b=2,bound=1,nan=1,h_kv=2,out=F32",
+        "s_kv=60,b=4,s_q=9,ragged=1,h_q=64,causal=1,again=2",
+        "s_kv=60,b=2,s_q=9,h_q=64,causal=1,again=2,nan=1",
         "format=v32,s_kv=200,h_q=16,b=3,varlen=1,again=16",
         "format=v32,s_kv=200,h_q=16,scales=1,again=16,misalign=1",
         "format=v32,s_kv=200,h_q=16,scales=2",
@@ -114,7 +116,7 @@ static void dense_corners(case_list *list, case_set set)
         "format=v41,d_qk=512,s_kv=130,h_q=64,scales=2",
     };
     for (int i = 0; i < COUNT(texts); i++) {
-        cases_add_text(list, set, FMLA_OP_DENSE_DECODE, texts[i]);
+        cases_add_text(list, FMLA_OP_DENSE_DECODE, texts[i]);
     }
 }
 
@@ -179,7 +181,7 @@ static void sparse_main(case_list *list, case_set set)
     }
 }
 
-static void sparse_corners(case_list *list, case_set set)
+static void sparse_corners(case_list *list)
 {
     static const char *const texts[] = {
         "format=v41,extra=v41,b=4,h_q=128,s_q=3,s_kv=512,topk=128,e_kv=512,e_topk=100",
@@ -219,7 +221,7 @@ static void sparse_corners(case_list *list, case_set set)
         "format=v4,topk=100,s_kv=100,h_q=16,page=256,pad=1",
     };
     for (int i = 0; i < COUNT(texts); i++) {
-        cases_add_text(list, set, FMLA_OP_SPARSE_DECODE, texts[i]);
+        cases_add_text(list, FMLA_OP_SPARSE_DECODE, texts[i]);
     }
 }
 
@@ -288,7 +290,7 @@ static void prefill_corners(case_list *list, case_set set)
         "s_q=20,s_kv=300,topk=200,h_q=16,d_qk=320,d_v=256,pad=1",
     };
     for (int i = 0; i < COUNT(texts); i++) {
-        cases_add_text(list, set, FMLA_OP_SPARSE_PREFILL, texts[i]);
+        cases_add_text(list, FMLA_OP_SPARSE_PREFILL, texts[i]);
     }
     if (set == CASES_FULL) {
         test_case c = case_default(FMLA_OP_SPARSE_PREFILL);
@@ -375,7 +377,7 @@ static void fused_decode(case_list *list, case_set set)
     }
 }
 
-static void fused_corners(case_list *list, case_set set, fmla_operation op)
+static void fused_corners(case_list *list, fmla_operation op)
 {
     static const char *const texts[] = {
         "s_q=0,topk=8,h_q=8",
@@ -393,7 +395,7 @@ static void fused_corners(case_list *list, case_set set, fmla_operation op)
     for (int i = 0; i < COUNT(texts); i++) {
         char text[256];
         snprintf(text, sizeof text, "%s%s", op == FMLA_OP_FUSED_DECODE ? "format=v41," : "", texts[i]);
-        cases_add_text(list, set, op, text);
+        cases_add_text(list, op, text);
     }
 }
 
@@ -429,7 +431,7 @@ static void mha_main(case_list *list, case_set set, fmla_operation op)
     }
 }
 
-static void mha_corners(case_list *list, case_set set, fmla_operation op)
+static void mha_corners(case_list *list, fmla_operation op)
 {
     static const char *const texts[] = {
         "b=3,s_q=8,s_kv=3,causal=1,h_q=2,h_kv=2",
@@ -447,7 +449,7 @@ static void mha_corners(case_list *list, case_set set, fmla_operation op)
         "b=1,s_q=300,s_kv=300,h_q=2,h_kv=1,causal=1,again=1",
     };
     for (int i = 0; i < COUNT(texts); i++) {
-        cases_add_text(list, set, op, texts[i]);
+        cases_add_text(list, op, texts[i]);
     }
 }
 
@@ -456,11 +458,11 @@ void cases_attention(case_list *list, case_set set, int operation)
     bool all = operation < 0;
     if (all || operation == FMLA_OP_DENSE_DECODE) {
         dense_main(list, set);
-        dense_corners(list, set);
+        dense_corners(list);
     }
     if (all || operation == FMLA_OP_SPARSE_DECODE) {
         sparse_main(list, set);
-        sparse_corners(list, set);
+        sparse_corners(list);
     }
     if (all || operation == FMLA_OP_SPARSE_PREFILL) {
         prefill_main(list, set);
@@ -468,16 +470,16 @@ void cases_attention(case_list *list, case_set set, int operation)
     }
     if (all || operation == FMLA_OP_FUSED_PREFILL) {
         fused_prefill(list, set);
-        fused_corners(list, set, FMLA_OP_FUSED_PREFILL);
+        fused_corners(list, FMLA_OP_FUSED_PREFILL);
     }
     if (all || operation == FMLA_OP_FUSED_DECODE) {
         fused_decode(list, set);
-        fused_corners(list, set, FMLA_OP_FUSED_DECODE);
+        fused_corners(list, FMLA_OP_FUSED_DECODE);
     }
     for (int op = FMLA_OP_MHA_FORWARD; op <= FMLA_OP_MHA_BACKWARD; op++) {
         if (all || operation == op) {
             mha_main(list, set, (fmla_operation)op);
-            mha_corners(list, set, (fmla_operation)op);
+            mha_corners(list, (fmla_operation)op);
         }
     }
 }

@@ -37,8 +37,8 @@ static void transcode(case_list *list, case_set set, fmla_operation op)
             cases_add(list, set, c);
         }
     }
-    cases_add_text(list, set, op, "format=v41,count=0");
-    cases_add_text(list, set, op, "format=v4,count=1,page=1");
+    cases_add_text(list, op, "format=v41,count=0");
+    cases_add_text(list, op, "format=v4,count=1,page=1");
 }
 
 static void convert(case_list *list, case_set set)
@@ -62,7 +62,7 @@ static void convert(case_list *list, case_set set)
     }
 }
 
-static void merge(case_list *list, case_set set)
+static void merge(case_list *list)
 {
     static const char *const texts[] = {
         "topk=1,h_q=3,count=11",
@@ -76,11 +76,11 @@ static void merge(case_list *list, case_set set)
         "topk=4,h_q=9,count=13,d_v=7,dtype=f32",
     };
     for (int i = 0; i < COUNT(texts); i++) {
-        cases_add_text(list, set, FMLA_OP_MERGE, texts[i]);
+        cases_add_text(list, FMLA_OP_MERGE, texts[i]);
     }
 }
 
-static void small(case_list *list, case_set set, int operation)
+static void small(case_list *list, int operation)
 {
     static const struct {
         fmla_operation op;
@@ -111,7 +111,7 @@ static void small(case_list *list, case_set set, int operation)
     };
     for (int i = 0; i < COUNT(lines); i++) {
         if (operation < 0 || operation == (int)lines[i].op) {
-            cases_add_text(list, set, lines[i].op, lines[i].text);
+            cases_add_text(list, lines[i].op, lines[i].text);
         }
     }
 }
@@ -128,7 +128,7 @@ void cases_bytes(case_list *list, case_set set, int operation)
         convert(list, set);
     }
     if (all || operation == FMLA_OP_MERGE) {
-        merge(list, set);
+        merge(list);
     }
-    small(list, set, operation);
+    small(list, operation);
 }
