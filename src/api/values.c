@@ -4,6 +4,7 @@
  * from a device: on the CPU and the oracle. Elsewhere a bad value means "not attended" or "skipped".
  * Indices of sparse attention are never checked: an index outside the pool is a legal way to say "nothing".
  */
+#include "../format/format.h"
 #include "check.h"
 
 static bool skip(const fmlai_checker *c)
@@ -73,8 +74,7 @@ void fmlai_check_slots(fmlai_checker *c, const char *name, const fmlai_slots *sl
         return;
     }
     for (int64_t i = 0; i < count; i++) {
-        int64_t slot = slots->dtype == FMLA_I64 ? ((const int64_t *)slots->data)[i * slots->stride]
-                                                : ((const int32_t *)slots->data)[i * slots->stride];
+        int64_t slot = fmlai_slot_at(slots, i);
         if (slot >= tokens) {
             fmlai_invalid(c, "%s[%lld]: %lld; the cache has %lld tokens, allowed: below that, or negative to skip",
                           name, (long long)i, (long long)slot, (long long)tokens);

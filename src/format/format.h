@@ -65,6 +65,21 @@ static inline const uint8_t *fmlai_pool_scales(const fmlai_pool *pool, int64_t s
     return fmlai_pool_row(pool, slot) + f->scale_offset;
 }
 
+static inline bool fmlai_slot_valid(const fmlai_pool *pool, int64_t slot)
+{
+    return slot >= 0 && slot / pool->page_size < pool->num_pages;
+}
+
+/* The slot that a caller names for token i, valid or not. */
+static inline int64_t fmlai_slot_at(const fmlai_slots *slots, int64_t i)
+{
+    if (!slots->data) {
+        return i;
+    }
+    return slots->dtype == FMLA_I64 ? ((const int64_t *)slots->data)[i * slots->stride]
+                                    : ((const int32_t *)slots->data)[i * slots->stride];
+}
+
 /* One token as d_qk floats, not yet rounded to bf16: codes as the fp32 product (code * scale) * outer. */
 void fmlai_token_read_f32(const fmlai_pool *pool, int64_t slot, int32_t head, float *dst);
 /* Dims begin..end-1 of the same, into dst[0..]. */

@@ -82,7 +82,7 @@ int64_t fmlai_list_slot(const fmlai_token_list *list, const fmlai_mqa *p, int64_
     if (list->kind == FMLAI_LIST_INDEXED) {
         int64_t slot = list->indices[token / p->s_q * list->index_outer + token % p->s_q * list->index_inner +
                                      kv_head * list->index_head + i];
-        return slot >= 0 && slot / page_size < list->pool.num_pages ? slot : -1;
+        return fmlai_slot_valid(&list->pool, slot) ? slot : -1;
     }
     return -1;
 }

@@ -25,16 +25,11 @@ static fmla_status token_row(fmlai_oracle *oracle, int64_t n, fmlai_error *error
     return FMLA_OK;
 }
 
-/* Slot number i of a call: named or i itself; -1 if it is not in the pool. */
+/* The slot of token i, -1 if it is not in the pool. */
 static int64_t slot_at(const fmlai_slots *slots, const fmlai_pool *pool, int64_t i)
 {
-    int64_t slot = i;
-    if (slots->data && slots->dtype == FMLA_I64) {
-        slot = ((const int64_t *)slots->data)[i * slots->stride];
-    } else if (slots->data) {
-        slot = ((const int32_t *)slots->data)[i * slots->stride];
-    }
-    return slot >= 0 && slot < pool->num_pages * pool->page_size ? slot : -1;
+    int64_t slot = fmlai_slot_at(slots, i);
+    return fmlai_slot_valid(pool, slot) ? slot : -1;
 }
 
 fmla_status fmlai_oracle_quantize(void *state, const fmlai_transcode *p, const fmlai_call *call)

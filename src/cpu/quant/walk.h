@@ -20,15 +20,7 @@ typedef struct fmlai_token_at {
 
 static inline fmlai_token_at fmlai_token_locate(const fmlai_pool *pool, int64_t slot)
 {
-    int64_t page = slot / pool->page_size, offset = slot % pool->page_size;
-    const uint8_t *first = pool->data + page * pool->page_stride;
-    fmlai_token_at at = {first + offset * pool->token_stride, NULL};
-    at.scales = at.row + pool->format.scale_offset;
-    if (pool->format.layout == FMLA_LAYOUT_PAGE) {
-        at.scales = first + pool->page_size * pool->token_stride + offset * pool->format.scale_row_bytes +
-                    pool->format.scale_offset;
-    }
-    return at;
+    return (fmlai_token_at){fmlai_pool_row(pool, slot), fmlai_pool_scales(pool, slot)};
 }
 
 /* Token i of a walk; fetches the lines of a later one: row_bytes from `first` on are what is read of a row.
