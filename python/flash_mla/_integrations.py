@@ -11,7 +11,7 @@ _SGLANG_MODULES = ("sgl_kernel.flash_mla",)
 
 
 def _without_descale(*arguments, descale_q=None, descale_k=None, **keywords):
-    """The engines' decode has two more keywords, for a dense fp8 cache of vLLM's own that this library does not read."""
+    """The engines' decode has two more keywords, for a dense fp8 cache of vLLM's own, which is not read here."""
     if descale_q is not None or descale_k is not None:
         raise AssertionError("descale_q, descale_k: are given; allowed: None")
     return interface.flash_mla_with_kvcache(*arguments, **keywords)

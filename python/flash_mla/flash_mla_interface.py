@@ -299,8 +299,8 @@ def flash_mla_sparse_fwd(
     out, lse (keyword only, our own): where to write.
 
     Returns (out [s_q, h_q, 512] in q's dtype, max_logits [s_q, h_q] float32, lse [s_q, h_q] float32). max_logits and
-    lse are in natural log units (of sm_scale * q . k); under set_compat("2025-09") both are in base 2, as that generation's
-    were. Rows with nothing to attend: out 0, max_logits -inf, lse +inf (2025-09: -inf).
+    lse are in natural log units (of sm_scale * q . k); under set_compat("2025-09") both are in base 2, as that
+    generation's were. Rows with nothing to attend: out 0, max_logits -inf, lse +inf (2025-09: -inf).
     Source: the published function of 2025-09 to 2026-09.
     """
     _need(d_v == 512, f"d_v: {d_v}; allowed: 512")

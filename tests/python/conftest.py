@@ -2,7 +2,8 @@
 """Where the package and its library are found when tests run from the source tree, and the kinds of arrays they use.
 
 FLASHMLA_INSTALLED=1 tests an installed package instead. FLASHMLA_LIBRARY names the library otherwise.
-FLASHMLA_WITHOUT_TORCH=1 hides torch where it is installed.
+FLASHMLA_WITHOUT_TORCH=1 hides torch where it is installed. FLASHMLA_TEST_CUDA=1 runs every test that takes a kit of
+arrays with CUDA tensors too (`-k cuda` selects them).
 """
 
 import os
@@ -36,6 +37,14 @@ def pytest_report_header(config):
 def kit(request):
     """Makes arrays: NumPy with uint16 for bf16, NumPy with ml_dtypes, torch."""
     return support.KITS[request.param]
+
+
+@pytest.fixture
+def host_kit(kit):
+    """A kit whose values the library can read without waiting for a device, so that it checks them."""
+    if not kit.checks_values:
+        pytest.skip("values on a device are not checked")
+    return kit
 
 
 @pytest.fixture

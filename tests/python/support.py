@@ -3,6 +3,7 @@
 
 import importlib
 import json
+import os
 import pathlib
 import struct
 
@@ -229,6 +230,7 @@ class NumpyKit:
     """NumPy arrays; bf16 as uint16."""
 
     name = "numpy"
+    checks_values = True  # on the host the library looks at lengths, tables and positions before it starts
 
     def bf16(self, x):
         return bf16_bits(x)
@@ -286,54 +288,50 @@ class MlDtypesKit(NumpyKit):
 
 
 class TorchKit:
-    """torch tensors on the CPU; caches as e4m3 where torch has it."""
+    """torch tensors; caches as e4m3 where torch has it."""
 
-    name = "torch"
+    def __init__(self, torch, device="cpu"):
+        self.torch, self.device = torch, device
+        self.name = "torch" if device == "cpu" else device
+        self.checks_values = device == "cpu"
 
-    def __init__(self, torch):
-        self.torch = torch
+    def _from(self, x):
+        return self.torch.from_numpy(x).to(self.device)
 
     def bf16_raw(self, bits):
-        return self.torch.from_numpy(np.array(bits, np.uint16).view(np.int16)).view(self.torch.bfloat16)
+        return self._from(np.array(bits, np.uint16).view(np.int16)).view(self.torch.bfloat16)
 
     def bf16(self, x):
         return self.bf16_raw(bf16_bits(x))
 
     def f16(self, x):
-        return self.torch.from_numpy(np.array(x, np.float16))
+        return self._from(np.array(x, np.float16))
 
     def f32(self, x):
-        return self.torch.from_numpy(np.array(x, np.float32))
+        return self._from(np.array(x, np.float32))
 
     def i32(self, x):
-        return self.torch.from_numpy(np.array(x, np.int32))
+        return self._from(np.array(x, np.int32))
 
     def bytes(self, x):
-        t = self.torch.from_numpy(np.array(x, np.uint8))
+        t = self._from(np.array(x, np.uint8))
         return t.view(self.torch.float8_e4m3fn) if hasattr(self.torch, "float8_e4m3fn") else t
 
     def strided(self, x, shape, strides):
         return x.as_strided(shape, strides)
 
     def value(self, x):
-        torch = self.torch
+        torch, x = self.torch, x.detach().cpu()
         if x.dtype in (torch.bfloat16, torch.float16, torch.float32):
-            return x.detach().to(torch.float64).numpy()
+            return x.to(torch.float64).numpy()
         if x.dtype == torch.int32:
             return x.numpy()
         return x.view(torch.uint8).numpy()
 
     def raw(self, x):
-        x = x.detach().contiguous()
-        return (
-            x.view(
-                self.torch.uint8
-                if x.element_size() == 1
-                else self.torch.int16 if x.element_size() == 2 else self.torch.int32
-            )
-            .numpy()
-            .view(np.uint8)
-        )
+        torch, x = self.torch, x.detach().cpu().contiguous()
+        whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[x.element_size()]
+        return x.view(whole).numpy().view(np.uint8)
 
     def strides(self, x):
         return tuple(x.stride())
@@ -346,6 +344,8 @@ except ImportError:
     pass
 if torch_or_none() is not None:
     KITS["torch"] = TorchKit(torch_or_none())
+    if os.environ.get("FLASHMLA_TEST_CUDA"):
+        KITS["cuda"] = TorchKit(torch_or_none(), "cuda")
 
 
 class HostDLPack:

@@ -49,7 +49,7 @@ def test_the_compiler_agrees(tmp_path):
         for name, struct in c.STRUCTS.items()
         for field, *_ in struct._fields_
     ]
-    lines += [f'printf("%g\\n", (double)FMLA_SCALE_DEFAULT);', f'printf("%d\\n", FMLA_MAX_RANK);']
+    lines += ['printf("%g\\n", (double)FMLA_SCALE_DEFAULT);', 'printf("%d\\n", FMLA_MAX_RANK);']
     source = tmp_path / "layout.c"
     source.write_text(
         "#include <flashmla/flashmla.h>\n#include <stdio.h>\nint main(void)\n{\n"

@@ -7,7 +7,6 @@ import sys
 
 import numpy as np
 import pytest
-import support
 from support import INF, SparseCase
 from test_prefill import Case
 

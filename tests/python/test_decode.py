@@ -163,7 +163,7 @@ def test_zero_size_calls(kit):
 
 def test_kinds_of_arrays_agree_to_the_bit():
     results = []
-    for kit in support.KITS.values():
+    for kit in (kit for kit in support.KITS.values() if kit.checks_values):
         case = SparseCase(kit, "v4", "v4")
         out, lse = flash_mla.flash_mla_with_kvcache(case.q, case.cache, None, None, 512, **case.keywords)
         results.append((kit.raw(out), kit.raw(lse)))

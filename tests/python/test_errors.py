@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Wrong calls: the right class of error, the argument's Python name in the message, and no result written."""
 
+import re
+
 import numpy as np
 import pytest
 import support
@@ -117,12 +119,15 @@ TENSORS = [
 
 @pytest.mark.parametrize("call, changes, message", TENSORS, ids=[x[2][:40] for x in TENSORS])
 def test_wrong_tensors_are_runtime_errors(kit, call, changes, message):
+    if re.match(r"\w+\[", message) and not kit.checks_values:
+        pytest.skip("values on a device are not checked")
     with pytest.raises(RuntimeError) as caught:
         call(kit, **changes(kit))
     assert message in str(caught.value)
 
 
-def test_nothing_is_written_on_failure(kit):
+def test_nothing_is_written_on_failure(host_kit):
+    kit = host_kit
     case = DenseCase(kit)
     out, lse = kit.bf16(np.full((3, 2, 4, 512), 3.0)), kit.f32(np.full((3, 4, 2), 5.0))
     with pytest.raises(RuntimeError, match="cache_seqlens"):
@@ -134,12 +139,13 @@ def test_nothing_is_written_on_failure(kit):
 def test_expanded_caches_are_refused(kit):
     """A stride of 0 would mean "contiguous" to the library; the caller means "the same memory"."""
     one = kit.bf16(np.ones((1, 16, 2, 576)))
-    expanded = one.expand(9, 16, 2, 576) if kit.name == "torch" else np.broadcast_to(one, (9, 16, 2, 576))
+    expanded = one.expand(9, 16, 2, 576) if hasattr(kit, "torch") else np.broadcast_to(one, (9, 16, 2, 576))
     with pytest.raises(RuntimeError, match=r"k_cache: stride\[0\] is 0"):
         dense(kit, k_cache=expanded)
 
 
-def test_prefill_and_mha(kit):
+def test_prefill_and_mha(host_kit):
+    kit = host_kit
     q, kv, rows = kit.bf16(np.ones((2, 3, 512))), kit.bf16(np.ones((5, 1, 512))), kit.i32(np.ones((2, 1, 4)))
     for kind, match, call in (
         (AssertionError, "d_v: 128", lambda: flash_mla.flash_mla_sparse_fwd(q, kv, rows, 0.1, 128)),

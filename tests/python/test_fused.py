@@ -206,7 +206,8 @@ def test_groups_must_divide_the_heads(kit):
         fused.prefill(*head, kit.bf16(np.zeros((4, 1, 512))), kit.i32(np.zeros((5, 1, 4))), SCALE)
 
 
-def test_position_outside_the_table(kit):
+def test_position_outside_the_table(host_kit):
+    kit = host_kit
     case = Case(kit)
     head = list(case.head)
     head[2] = kit.i32([0, 1, 40, 2, 3])
@@ -221,7 +222,7 @@ def column_words(kit, words):
     t = kit.i32(memory)
     axes = (1, 0) if words.ndim == 2 else (0, 2, 1)
     assert rows == words.shape[-2]
-    return t.permute(*axes) if kit.name == "torch" else t.transpose(axes)
+    return t.permute(*axes) if hasattr(kit, "torch") else t.transpose(axes)
 
 
 def test_permute_q_b(kit):

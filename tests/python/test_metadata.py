@@ -3,7 +3,6 @@
 
 import numpy as np
 import pytest
-import support
 from support import DenseCase, SparseCase
 
 import flash_mla
@@ -104,8 +103,9 @@ def test_what_must_be_refused(kit):
         flash_mla.get_mla_metadata(lengths, 128, 1, topk=64)
     with pytest.raises(RuntimeError, match="cache_seqlens: dtype"):
         flash_mla.get_mla_metadata(kit.f32([1, 2]), 128, 1)
-    with pytest.raises(RuntimeError, match="cache_seqlens"):
-        flash_mla.get_mla_metadata(kit.i32([-4]), 128, 1)
+    if kit.checks_values:
+        with pytest.raises(RuntimeError, match="cache_seqlens"):
+            flash_mla.get_mla_metadata(kit.i32([-4]), 128, 1)
 
 
 def test_object_records_the_first_call_and_refuses_another(kit):

@@ -186,3 +186,12 @@ def test_lmdeploys_calls():
         flash_mla.get_mla_metadata(kit.i32([3]), 64, 1, num_heads_q=64, is_fp8_kvcache=True, topk=16)[0],
         "shape",
     )
+
+
+def test_the_documentations_lines_run(torch):
+    text = (support.GOLDEN.parents[2] / "docs/integration.md").read_text()
+    code = text[text.index("```python\n") + 10 :]
+    names = {}
+    exec(code[: code.index("```")], names)
+    assert names["out"].shape == (2, 1, 128, 512) and names["lse"].shape == (2, 128, 1)
+    assert torch.isfinite(names["out"].float()).all() and torch.isfinite(names["lse"]).all()

@@ -3,7 +3,6 @@
 
 import numpy as np
 import pytest
-import support
 from support import INF, Row, attended, bf16
 
 import flash_mla

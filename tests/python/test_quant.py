@@ -130,6 +130,8 @@ def test_indices(kit):
     big[:, :3] = table
     got = quant.abs_indices2indices_in_kvcache(kit.i32(positions), kit.i32(big)[:, :3], 4)
     assert (kit.value(got) == np.array([[[16, 39, -1, 5]], [[28, -1, 0, 11]]])).all()
+    if not kit.checks_values:
+        return
     with pytest.raises(RuntimeError, match="abs_indices"):
         quant.abs_indices2indices_in_kvcache(kit.i32(positions + 8), kit.i32(big)[:, :3], 4)
 

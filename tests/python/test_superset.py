@@ -225,7 +225,7 @@ def test_int8_uint8_and_e4m3_caches(kit, main):
     case = SparseCase(kit, main)
     wanted = flash_mla.flash_mla_with_kvcache(case.q, case.cache, None, None, 512, **case.keywords)
     case.check(kit, *wanted)
-    views = [np.uint8, np.int8] if kit.name != "torch" else [kit.torch.uint8, kit.torch.int8]
+    views = [np.uint8, np.int8] if not hasattr(kit, "torch") else [kit.torch.uint8, kit.torch.int8]
     for dtype in views:
         got = flash_mla.flash_mla_with_kvcache(
             case.q, case.cache.view(dtype), None, None, 512, **case.keywords
