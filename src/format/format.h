@@ -7,9 +7,25 @@
 #ifndef FLASHMLA_FORMAT_H
 #define FLASHMLA_FORMAT_H
 
+#include <string.h>
+
 #include "../problem.h"
 
 /* ---- numbers (number.c) -------------------------------------------------------------------------------- */
+
+static inline uint32_t fmlai_bits_of_f32(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+static inline float fmlai_f32_of_bits(uint32_t bits)
+{
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
 
 uint16_t fmlai_bf16_from_f32(float x); /* nearest even; NaN stays NaN, overflow gives infinity */
 uint16_t fmlai_f16_from_f32(float x);

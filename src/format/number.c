@@ -8,20 +8,6 @@
 
 #include "format.h"
 
-static uint32_t bits_of_f32(float x)
-{
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
-
-static float f32_of_bits(uint32_t bits)
-{
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
 static uint64_t bits_of_f64(double x)
 {
     uint64_t bits;
@@ -91,7 +77,7 @@ uint16_t fmlai_f16_from_f64(double x)
  * infinity included. */
 uint16_t fmlai_bf16_from_f32(float x)
 {
-    uint32_t bits = bits_of_f32(x);
+    uint32_t bits = fmlai_bits_of_f32(x);
     if ((bits & 0x7FFFFFFFu) > 0x7F800000u) {
         return (uint16_t)(bits >> 16 | 0x40);
     }
@@ -142,12 +128,12 @@ uint8_t fmlai_e2m1_from_f32(float x)
  * 0. */
 uint8_t fmlai_e8m0_from_f32(float x)
 {
-    return (uint8_t)(bits_of_f32(x) >> 23);
+    return (uint8_t)(fmlai_bits_of_f32(x) >> 23);
 }
 
 int fmlai_ceil_log2_f32(float x)
 {
-    uint32_t bits = bits_of_f32(x);
+    uint32_t bits = fmlai_bits_of_f32(x);
     if (bits >= 0x00800000u) {
         return (int)((bits - 1) >> 23) - 126;
     }
@@ -162,7 +148,7 @@ int fmlai_ceil_log2_f32(float x)
 
 float fmlai_f32_from_bf16(uint16_t bits)
 {
-    return f32_of_bits((uint32_t)bits << 16);
+    return fmlai_f32_of_bits((uint32_t)bits << 16);
 }
 
 float fmlai_f32_from_f16(uint16_t bits)
@@ -171,13 +157,13 @@ float fmlai_f32_from_f16(uint16_t bits)
     uint32_t exponent = bits >> 10 & 31;
     uint32_t fraction = bits & 0x3FF;
     if (exponent == 31) {
-        return f32_of_bits(sign | 0x7F800000u | fraction << 13);
+        return fmlai_f32_of_bits(sign | 0x7F800000u | fraction << 13);
     }
     if (exponent == 0) {
         float magnitude = (float)fraction * 0x1p-24f;
         return sign ? -magnitude : magnitude;
     }
-    return f32_of_bits(sign | (exponent + 112) << 23 | fraction << 13);
+    return fmlai_f32_of_bits(sign | (exponent + 112) << 23 | fraction << 13);
 }
 
 float fmlai_f32_from_e4m3(uint8_t code)
@@ -185,12 +171,12 @@ float fmlai_f32_from_e4m3(uint8_t code)
     uint32_t sign = (uint32_t)(code & 0x80) << 24;
     uint32_t magnitude = code & 0x7F;
     if (magnitude == 0x7F) {
-        return f32_of_bits(sign | 0x7FC00000u);
+        return fmlai_f32_of_bits(sign | 0x7FC00000u);
     }
     if (magnitude < 8) {
         return sign ? -(float)magnitude * 0x1p-9f : (float)magnitude * 0x1p-9f;
     }
-    return f32_of_bits(sign | ((magnitude << 20) + (120u << 23)));
+    return fmlai_f32_of_bits(sign | ((magnitude << 20) + (120u << 23)));
 }
 
 float fmlai_f32_from_e8m0(uint8_t code)
@@ -198,7 +184,7 @@ float fmlai_f32_from_e8m0(uint8_t code)
     if (code == 0) {
         return 0x1p-127f;
     }
-    return f32_of_bits(code == 255 ? 0x7FC00000u : (uint32_t)code << 23);
+    return fmlai_f32_of_bits(code == 255 ? 0x7FC00000u : (uint32_t)code << 23);
 }
 
 float fmlai_f32_from_e2m1(uint8_t code)

@@ -11,6 +11,7 @@
 
 #include <cmocka.h>
 
+#include "cpu/quant/quant.h"
 #include "format/format.h"
 #include "support_numbers.h"
 
@@ -124,12 +125,33 @@ static void doubles_are_not_rounded_to_float_first(void **state)
     assert_int_equal(codes[1], 0x39);
 }
 
+/* The CPU's form of the cast: exponents from end to end, ties, NaN and infinity. */
+static void the_cpu_s_cast_equals_the_rule(void **state)
+{
+    static const float odd[] = {NAN, INFINITY, -INFINITY, 0.0f, -0.0f, 3.4e38f};
+    uint64_t seed = 170;
+    (void)state;
+    for (int i = 0; i < 20000; i++) {
+        float x[128];
+        uint8_t codes[128], expected[128];
+        int n = i % 4 == 0 ? 128 : 32, low = (int)(test_random(&seed) % 240) - 125;
+        for (int j = 0; j < n; j++) {
+            x[j] = test_random_bf16(&seed, low, low + (int)(test_random(&seed) % 14));
+            x[j] = i % 3 == 0 ? ldexpf(rintf(ldexpf(x[j], 4 - low)), low - 4) : x[j] * test_random_unit(&seed);
+        }
+        x[i % n] = i % 17 == 0 ? odd[i % 6] : x[i % n];
+        assert_int_equal(fmlai_cpu_cast_group(x, n, codes), fmlai_fp8_cast_group(x, n, expected));
+        assert_memory_equal(codes, expected, (size_t)n);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(scale_bytes_at_their_edges),        cmocka_unit_test(c093_zero_groups_have_the_smallest_scale),
         cmocka_unit_test(nan_stays_an_element_s_own_matter), cmocka_unit_test(infinity_makes_the_group_nan),
         cmocka_unit_test(random_groups_equal_the_rule),      cmocka_unit_test(doubles_are_not_rounded_to_float_first),
+        cmocka_unit_test(the_cpu_s_cast_equals_the_rule),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -238,28 +238,6 @@ static void fused_operations(void **state)
     }
 }
 
-/* The vector cast is the cast: exponents from end to end, ties, NaN and infinity. */
-static void cast_equals_the_portable_cast(void **state)
-{
-    uint64_t seed = 170;
-    (void)state;
-    for (int32_t i = 0; i < 20000; i++) {
-        float x[32];
-        uint8_t codes[32], expected[32];
-        int32_t low = (int32_t)(test_random(&seed) % 240) - 125;
-        for (int32_t j = 0; j < 32; j++) {
-            x[j] = test_random_bf16(&seed, low, low + (int32_t)(test_random(&seed) % 14));
-            x[j] =
-                i % 3 == 0 ? ldexpf(rintf(ldexpf(x[j], 4 - low)), low - 4) : x[j] * test_random_unit(&seed);
-        }
-        x[i % 32] =
-            i % 17 == 0 ? (float[]){NAN, INFINITY, -INFINITY, 0.0f, -0.0f, 3.4e38f}[i % 6] : x[i % 32];
-        uint8_t scale = fmlai_cpu_mqa_cast_group(x, 32, codes);
-        assert_int_equal(scale, fmlai_fp8_cast_group(x, 32, expected));
-        assert_memory_equal(codes, expected, sizeof codes);
-    }
-}
-
 /* Runs p on `threads` threads of a tier into fresh memory. */
 static mqa_results results_of(mqa_problem *problem, fmlai_mqa p, fmla_isa isa, int32_t threads)
 {
@@ -480,7 +458,6 @@ int main(void)
         cmocka_unit_test(scales_of_either_sign),
         cmocka_unit_test(c090_logits_below_any_floor),
         cmocka_unit_test(fused_operations),
-        cmocka_unit_test(cast_equals_the_portable_cast),
         cmocka_unit_test(promise_8_bits_do_not_depend_on_threads),
         cmocka_unit_test(promise_8_bits_do_not_depend_on_the_batch),
         cmocka_unit_test(invalid_entries_change_no_bits),

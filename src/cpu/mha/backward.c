@@ -71,20 +71,6 @@ size_t fmlai_cpu_mha_backward_workspace(const void *state, const fmlai_mha *p)
 
 /* ---- P and dS ---------------------------------------------------------------------------------------- */
 
-static inline uint32_t bits_of(float x)
-{
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
-
-static inline float float_of(uint32_t bits)
-{
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
 static inline uint32_t mask_of(bool set)
 {
     return 0u - (uint32_t)set;
@@ -99,10 +85,10 @@ static inline float exp2_near(float x)
 {
     const uint32_t least = 0xC2FC0000u, most = 0x43000000u; /* -126, 128 */
     const float magic = 12582912.0f;
-    uint32_t bits = bits_of(x);
+    uint32_t bits = fmlai_bits_of_f32(x);
     uint32_t low = mask_of((bits > least) & (bits <= 0xFF800000u));
     uint32_t high = mask_of((bits > most) & (bits <= 0x7F800000u));
-    float c = float_of((least & low) | (most & high) | (bits & ~low & ~high));
+    float c = fmlai_f32_of_bits((least & low) | (most & high) | (bits & ~low & ~high));
     float shifted = c + magic;
     float f = c - (shifted - magic);
     float y = 1.5252734e-5f;
@@ -113,8 +99,8 @@ static inline float exp2_near(float x)
     y = y * f + 2.4022651e-1f;
     y = y * f + 6.9314718e-1f;
     y = y * f + 1.0f;
-    y = y * float_of((bits_of(shifted) << 23) + 0x3F800000u);
-    return float_of(bits_of(y) & ~low);
+    y = y * fmlai_f32_of_bits((fmlai_bits_of_f32(shifted) << 23) + 0x3F800000u);
+    return fmlai_f32_of_bits(fmlai_bits_of_f32(y) & ~low);
 }
 
 /* One token's lanes: s to P, ds (holding dO.v) to dS; exactly 0 in rows that do not see token t. */
@@ -126,8 +112,8 @@ static void weigh_token(float *restrict s, float *restrict ds, const float *rest
         float weight = exp2_near(s[r] * scale2 - lse2[r]);
         float gradient = weight * (ds[r] - delta[r]);
         uint32_t seen = mask_of(t < visible[r]);
-        s[r] = float_of(bits_of(weight) & seen);
-        ds[r] = float_of(bits_of(gradient) & seen);
+        s[r] = fmlai_f32_of_bits(fmlai_bits_of_f32(weight) & seen);
+        ds[r] = fmlai_f32_of_bits(fmlai_bits_of_f32(gradient) & seen);
     }
 }
 

@@ -20,7 +20,6 @@
  *   mqa_gather.c  the attended tokens of a list as slots
  *   mqa_chunk.c   one chunk through the tile kernels
  *   mqa_finish.c  fold, sink, outputs
- *   mqa_cast.c    a group of a fused output as fp8
  */
 #ifndef FLASHMLA_CPU_MQA_H
 #define FLASHMLA_CPU_MQA_H
@@ -173,9 +172,5 @@ void fmlai_cpu_mqa_finish(const fmlai_mqa_plan *plan, const fmlai_mqa_block *blo
                           const fmlai_mqa_total *total, int32_t total_row, float *out);
 /* Sets the scale words of tokens that do not exist to zero. */
 void fmlai_cpu_mqa_clear_padding(const fmlai_mqa *p);
-
-/* mqa_cast.c */
-/* Does what fmlai_fp8_cast_group does, to the bit, in loops that compilers turn into vectors. */
-uint8_t fmlai_cpu_mqa_cast_group(const float *x, int32_t n, uint8_t *codes);
 
 #endif

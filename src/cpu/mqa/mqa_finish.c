@@ -74,7 +74,7 @@ static void cast(const fmlai_mqa *p, int64_t token, int32_t head, const float *o
     for (int64_t c = 0; c < p->d_v / CAST_GROUP; c++) {
         int64_t chunk = c * f->group_heads + g;
         uint8_t *byte = (uint8_t *)(scale + chunk / 4 * f->scale_rows) + chunk % 4;
-        *byte = fmlai_cpu_mqa_cast_group(out + c * CAST_GROUP, CAST_GROUP, codes + chunk * CAST_GROUP);
+        *byte = fmlai_cpu_cast_group(out + c * CAST_GROUP, CAST_GROUP, codes + chunk * CAST_GROUP);
     }
 }
 

@@ -48,7 +48,7 @@ static void cast_row(const fmlai_fp8_cast *p, int64_t row)
     for (int64_t g = 0; g < p->cols / p->group; g++) {
         int64_t first = g * p->group;
         fmlai_row_load(x, p->src, p->dtype, row * p->src_stride + first, p->group);
-        uint32_t byte = fmlai_fp8_cast_group(x, p->group, p->codes + row * p->code_stride + first);
+        uint32_t byte = fmlai_cpu_cast_group(x, p->group, p->codes + row * p->code_stride + first);
         word |= byte << (8 * (g % 4));
         if (g % 4 == 3) {
             p->scale[row + g / 4 * p->scale_rows] = (int32_t)word;

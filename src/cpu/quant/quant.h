@@ -30,6 +30,10 @@ void fmlai_quant_init_avx2(fmlai_quant_kernels *k);
 void fmlai_quant_init_avx512bf16(fmlai_quant_kernels *k);
 void fmlai_quant_init_neon(fmlai_quant_kernels *k);
 
+/* cast_group.c: does what fmlai_fp8_cast_group does, to the bit, in loops that compilers turn into vectors.
+ */
+uint8_t fmlai_cpu_cast_group(const float *x, int32_t n, uint8_t *codes);
+
 /* The expand function for a pool. */
 static inline fmlai_expand fmlai_expand_for(const fmlai_expand *table, const fmlai_pool *pool)
 {
