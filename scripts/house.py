@@ -59,6 +59,7 @@ MAY_SEE = {
     "tools/": [],
     "examples/": [],
 }
+PLAIN = ("src/api", "src/plan", "src/format", "src/oracle", "src/cpu/mqa", "src/cpu/mha", "src/cpu/quant")
 ISA_FOLDERS = ["src/cpu/scalar/", "src/cpu/avx2/", "src/cpu/avx512bf16/", "src/cpu/neon/"]
 
 
@@ -76,7 +77,7 @@ def rule_includes(files):
         if home is None:
             continue
         isa = next((f for f in ISA_FOLDERS if name.startswith(f)), None)
-        plain = name.startswith(("src/api", "src/plan", "src/format", "src/oracle", "src/cpu/mqa", "src/cpu/mha", "src/cpu/quant"))
+        plain = name.startswith(PLAIN)
         for number, inc, quoted in includes(path):
             seen = target(path, inc, quoted)
             if seen is None:
@@ -174,7 +175,7 @@ def rule_heads(files):
 
 
 def rule_cases(files):
-    """tests/cases.md: a fault that a row calls tested is named in the files of that row, and every named test has a row."""
+    """tests/cases.md: a fault called tested is named in the files of its row, and every named test has a row."""
     table, rows = "tests/cases.md", {}
     for number, line in enumerate((ROOT / table).read_text().splitlines(), 1):
         m = re.match(r"\| (C\d{3}) \| [^|]+ \| ([^|]+) \| ([^|]+) \|$", line)
@@ -199,7 +200,8 @@ def rule_cases(files):
     for path in files:
         name = rel(path)
         if name.startswith(("tests/", "tools/flashmla/check_ids")) and path.suffix in {".c", ".def", ".py"}:
-            for lower, upper in sorted(set(re.findall(r"(?:\b|_)c(\d{3})(?=[a-z]?_)|FAULT\(C(\d{3})", path.read_text()))):
+            named = re.findall(r"(?:\b|_)c(\d{3})(?=[a-z]?_)|FAULT\(C(\d{3})", path.read_text())
+            for lower, upper in sorted(set(named)):
                 fault = "C" + lower + upper
                 if not rows.get(fault, "").startswith(("tested", "waits: GPU")):
                     yield f"{name}: names {fault}, which {table} does not call tested"
