@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * test_graph.c: CUDA graphs and devices, through the public API and the CUDA runtime: a captured call replays with other
- * lengths, indices and padded requests and gives the bits of an eager call. Cases of tests/cases: C060 C063 C064 C066 C067
- * C070. Exit status 77: no device. No test framework, so that it builds on a bare GPU machine.
+ * test_graph.c: CUDA graphs and devices, through the public API and the CUDA runtime: a captured call replays with
+ * other lengths, indices and padded requests and gives the bits of an eager call. Cases of tests/cases: C060 C063 C064
+ * C066 C067 C070. Exit status 77: no device. No test framework, so that it builds on a bare GPU machine.
  */
 #include <cuda_runtime_api.h>
 #include <flashmla/flashmla.h>

@@ -10,7 +10,7 @@
 #include "cuda_host.h"
 
 #ifndef FMLAC_ARCHS
-#define FMLAC_ARCHS "" /* built architectures as CMake spells them: "80;86;90a" */
+#define FMLAC_ARCHS "" /* built architectures as CMake spells them, with commas: "80,86,90a" */
 #endif
 
 /* NO_BACKEND: no driver; NO_DEVICE: none with this number. */
@@ -56,7 +56,7 @@ static bool built_for(int capability)
         if (number == capability || (!exact && number / 10 == capability / 10 && number < capability)) {
             return true;
         }
-        while (*end && *end != ';') {
+        while (*end && *end != ',') {
             end++;
         }
         arch = *end ? end + 1 : end;

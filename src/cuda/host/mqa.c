@@ -17,7 +17,6 @@ extern void fmlak_mqa_bf16_16x32x4_sm80(void);
 extern void fmlak_mqa_bf16_32x16x4_sm80(void);
 extern void fmlak_mqa_bf16_32x32x8_sm80(void);
 extern void fmlak_mqa_bf16_64x32x8_sm80(void);
-extern void fmlak_mqa_bf16_16x64x8_sm80(void);
 extern void fmlak_mqa_bf16_64x64x8_sm80(void);
 extern void fmlak_mqa_f16_16x32x4_sm80(void);
 extern void fmlak_mqa_f16_32x16x4_sm80(void);
@@ -28,7 +27,6 @@ extern void fmlak_mqa_combine_sm80(void);
 
 /* For each dtype in order of preference: the first that fits the shared memory and holds the rows, else the last. */
 static const fmlac_kernel kernels[] = {
-    {fmlak_mqa_bf16_16x64x8_sm80, "fmlak_mqa_bf16_16x64x8_sm80", FMLA_BF16, 16, 64, 8, 227},
     {fmlak_mqa_bf16_16x32x4_sm80, "fmlak_mqa_bf16_16x32x4_sm80", FMLA_BF16, 16, 32, 4, 99},
     {fmlak_mqa_bf16_32x32x8_sm80, "fmlak_mqa_bf16_32x32x8_sm80", FMLA_BF16, 32, 32, 8, 163},
     {fmlak_mqa_bf16_64x64x8_sm80, "fmlak_mqa_bf16_64x64x8_sm80", FMLA_BF16, 64, 64, 8, 227},
@@ -142,7 +140,12 @@ static decision decide(const fmlac_state *state, const fmlai_mqa *from, fmlac_mq
     p->tile_rows = d.kernel->rows;
     p->tile_tokens = d.kernel->tokens;
     p->stages = STAGES_MAX;
-    while (p->stages > 2 && shared_bytes(d.kernel, p, p->stages) > (size_t)state->shared_block) {
+    /* Two small blocks on a multiprocessor hide each other's waits better than more stages in one. */
+    size_t limit = (size_t)state->shared_block, shared_half = (size_t)state->shared_processor / 2 - 1024;
+    if (d.kernel->warps <= 4 && shared_bytes(d.kernel, p, 2) <= shared_half && shared_half < limit) {
+        limit = shared_half;
+    }
+    while (p->stages > 2 && shared_bytes(d.kernel, p, p->stages) > limit) {
         p->stages--;
     }
     d.shared = shared_bytes(d.kernel, p, p->stages);

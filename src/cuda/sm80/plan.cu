@@ -54,6 +54,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fmlak_mqa_plan_sm80(con
     if (threadIdx.x == 0) {
         int64_t per = ceil_quotient(total, cut.parts);
         cut.starts[cut.units] = total;
-        cut.starts[cut.units + 1] = per < cut.least + cut.overhead ? cut.least + cut.overhead : per;
+        cut.starts[cut.units + 1] = per < cut.least ? cut.least : per;
     }
 }
