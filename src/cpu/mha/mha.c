@@ -6,34 +6,21 @@
 
 #include <string.h>
 
+#include "../ragged.h"
 #include "../rows.h"
 
-/*
- * Request r's blocks have the numbers from begin_r / ROWS + r on: that leaves at least ceil(count_r / ROWS)
- * numbers before the next request's, so a block is found by binary search, without a table of block counts.
- */
 int64_t fmlai_mha_blocks(int64_t batch, int64_t total)
 {
-    return total / FMLAI_MHA_ROWS + batch;
+    return fmlai_ragged_blocks(batch, total, FMLAI_MHA_ROWS);
 }
 
 bool fmlai_mha_block_at(const int32_t *cu_seqlens, int64_t batch, int64_t total, int64_t id,
                         fmlai_mha_block *block)
 {
-    int64_t low = 0, high = batch;
-    while (high - low > 1) {
-        int64_t middle = low + (high - low) / 2;
-        if (cu_seqlens[middle] / FMLAI_MHA_ROWS + middle <= id) {
-            low = middle;
-        } else {
-            high = middle;
-        }
-    }
-    fmlai_mha_span span = fmlai_mha_span_of(cu_seqlens, low, total);
-    int64_t first = (id - span.begin / FMLAI_MHA_ROWS - low) * FMLAI_MHA_ROWS;
-    int64_t left = span.count - first;
-    block->request = low;
-    block->first = first;
+    fmlai_ragged_block at = fmlai_ragged_block_at(cu_seqlens, batch, FMLAI_MHA_ROWS, id);
+    int64_t left = fmlai_mha_span_of(cu_seqlens, at.request, total).count - at.first;
+    block->request = at.request;
+    block->first = at.first;
     block->rows = (int32_t)(left < FMLAI_MHA_ROWS ? left : FMLAI_MHA_ROWS);
     return left > 0;
 }

@@ -9,8 +9,6 @@
 #include "../rows.h"
 #include "mqa.h"
 
-#define LOG2_E     1.4426950408889634074
-#define LN_2       0.69314718055994530942
 #define CAST_GROUP 32
 
 /*
@@ -47,17 +45,12 @@ void fmlai_cpu_mqa_fold(fmlai_mqa_total *total, int32_t total_row, const fmlai_m
 
 static void unrotate(const fmlai_mqa *p, int64_t token, float *out)
 {
-    const fmlai_fused *f = &p->fused;
-    int32_t half = f->rope_dim / 2;
-    const float *angles = f->cos_sin + f->positions[token * f->position_stride] * f->cos_sin_stride;
-    float *o = out + p->d_v - f->rope_dim;
-    for (int32_t i = 0; i < half; i++) {
-        float *first = o + (f->rope_neox ? i : 2 * i);
-        float *second = o + (f->rope_neox ? i + half : 2 * i + 1);
-        double c = angles[i], s = angles[half + i];
-        double o0 = *first, o1 = *second;
-        *first = (float)(o0 * c + o1 * s);
-        *second = (float)(o1 * c - o0 * s);
+    float *o = out + p->d_v - p->fused.rope_dim;
+    for (int32_t i = 0; i < p->fused.rope_dim / 2; i++) {
+        fmlai_mqa_pair pair = fmlai_mqa_pair_at(&p->fused, token, i);
+        double c = pair.c, s = pair.s, o0 = o[pair.first], o1 = o[pair.second];
+        o[pair.first] = (float)(o0 * c + o1 * s);
+        o[pair.second] = (float)(o1 * c - o0 * s);
     }
 }
 
@@ -109,13 +102,13 @@ void fmlai_cpu_mqa_finish(const fmlai_mqa_plan *plan, const fmlai_mqa_block *blo
         store_scalar(p, &p->lse, token, head, p->empty_lse);
         store_scalar(p, &p->max_logits, token, head, -INFINITY);
     } else {
-        double sum = l + (p->sink ? exp2(p->sink[head] * LOG2_E - m) : 0.0);
+        double sum = l + (p->sink ? exp2(p->sink[head] * M_LOG2E - m) : 0.0);
         double inverse = 1.0 / sum;
         for (int32_t d = 0; d < p->d_v; d++) {
             out[d] = (float)(o[d] * inverse);
         }
-        store_scalar(p, &p->lse, token, head, (m + log2(l)) * LN_2 * (double)p->lse_factor);
-        store_scalar(p, &p->max_logits, token, head, m * LN_2 * (double)p->lse_factor);
+        store_scalar(p, &p->lse, token, head, (m + log2(l)) * M_LN2 * (double)p->lse_factor);
+        store_scalar(p, &p->max_logits, token, head, m * M_LN2 * (double)p->lse_factor);
     }
     if (p->fused.enabled) {
         unrotate(p, token, out);

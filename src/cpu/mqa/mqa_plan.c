@@ -11,6 +11,7 @@
  */
 #include <string.h>
 
+#include "../ragged.h"
 #include "mqa.h"
 
 #define SPLIT_BELOW_BLOCKS 8 /* per thread: with more blocks than this, they are tasks enough */
@@ -53,10 +54,9 @@ static void cut_blocks(fmlai_mqa_plan *plan)
         plan->block_tokens = (int32_t)min64(FMLAI_TILE_ROWS / shared, p->s_q);
     }
     if (plan->block_tokens > 1) {
-        /* Ragged: request r's blocks begin at cu_seqlens_q[r] / block_tokens + r, which leaves room for all
-         * of them. */
-        plan->token_blocks = p->cu_seqlens_q ? p->num_tokens / plan->block_tokens + p->batch
-                                             : p->num_tokens / p->s_q * ceil_div(p->s_q, plan->block_tokens);
+        plan->token_blocks = p->cu_seqlens_q
+                                 ? fmlai_ragged_blocks(p->batch, p->num_tokens, plan->block_tokens)
+                                 : p->num_tokens / p->s_q * ceil_div(p->s_q, plan->block_tokens);
     }
     plan->blocks = plan->token_blocks * p->h_kv * plan->head_blocks;
     plan->rows = plan->block_tokens * plan->block_heads;
@@ -208,24 +208,6 @@ void *fmlai_cpu_mqa_table(const fmlai_mqa_plan *plan)
     return fmlai_cpu_mqa_carry(plan, 2);
 }
 
-/* The request whose blocks hold number `index` along query tokens, and the block's first query token in it.
- */
-static void find_ragged(const fmlai_mqa_plan *plan, int64_t index, int64_t *request, int64_t *first)
-{
-    const int32_t *cu = plan->p->cu_seqlens_q;
-    int64_t low = 0, high = plan->p->batch;
-    while (high - low > 1) {
-        int64_t middle = low + (high - low) / 2;
-        if (cu[middle] / plan->block_tokens + middle <= index) {
-            low = middle;
-        } else {
-            high = middle;
-        }
-    }
-    *request = low;
-    *first = (index - cu[low] / plan->block_tokens - low) * plan->block_tokens;
-}
-
 void fmlai_cpu_mqa_block_at(const fmlai_mqa_plan *plan, int64_t index, fmlai_mqa_block *block)
 {
     const fmlai_mqa *p = plan->p;
@@ -245,18 +227,20 @@ void fmlai_cpu_mqa_block_at(const fmlai_mqa_plan *plan, int64_t index, fmlai_mqa
         block->request = fmlai_mqa_request(p, along);
         return;
     }
-    int64_t first, queries, begin;
+    fmlai_ragged_block at;
+    int64_t queries, begin;
     if (p->cu_seqlens_q) {
-        find_ragged(plan, along, &block->request, &first);
-        begin = p->cu_seqlens_q[block->request];
-        queries = p->cu_seqlens_q[block->request + 1] - begin;
+        at = fmlai_ragged_block_at(p->cu_seqlens_q, p->batch, plan->block_tokens, along);
+        begin = p->cu_seqlens_q[at.request];
+        queries = p->cu_seqlens_q[at.request + 1] - begin;
     } else {
         int64_t per_request = ceil_div(p->s_q, plan->block_tokens);
-        block->request = along / per_request;
-        first = along % per_request * plan->block_tokens;
-        begin = block->request * p->s_q;
+        at.request = along / per_request;
+        at.first = along % per_request * plan->block_tokens;
+        begin = at.request * p->s_q;
         queries = p->s_q;
     }
-    block->token = begin + first;
-    block->tokens = first < queries ? (int32_t)min64(plan->block_tokens, queries - first) : 0;
+    block->request = at.request;
+    block->token = begin + at.first;
+    block->tokens = at.first < queries ? (int32_t)min64(plan->block_tokens, queries - at.first) : 0;
 }

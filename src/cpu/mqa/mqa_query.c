@@ -9,7 +9,6 @@
 #include "../rows.h"
 #include "mqa.h"
 
-#define LOG2_E       1.4426950408889634074
 #define PERMUTED_RUN 16 /* dims of a head that lie together in permuted storage */
 
 static void load_row(const fmlai_mqa *p, int64_t token, int32_t head, float *dst)
@@ -44,17 +43,12 @@ static float through_bf16(float x)
 
 static void rotate(const fmlai_mqa *p, int64_t token, float *q)
 {
-    const fmlai_fused *f = &p->fused;
-    int32_t half = f->rope_dim / 2;
-    const float *angles = f->cos_sin + f->positions[token * f->position_stride] * f->cos_sin_stride;
-    float *x = q + p->d_qk - f->rope_dim;
-    for (int32_t i = 0; i < half; i++) {
-        float *first = x + (f->rope_neox ? i : 2 * i);
-        float *second = x + (f->rope_neox ? i + half : 2 * i + 1);
-        float c = angles[i], s = angles[half + i];
-        float x0 = *first, x1 = *second;
-        *first = through_bf16(fmaf(x0, c, -(x1 * s)));
-        *second = through_bf16(fmaf(x0, s, x1 * c));
+    float *x = q + p->d_qk - p->fused.rope_dim;
+    for (int32_t i = 0; i < p->fused.rope_dim / 2; i++) {
+        fmlai_mqa_pair pair = fmlai_mqa_pair_at(&p->fused, token, i);
+        float x0 = x[pair.first], x1 = x[pair.second];
+        x[pair.first] = through_bf16(fmaf(x0, pair.c, -(x1 * pair.s)));
+        x[pair.second] = through_bf16(fmaf(x0, pair.s, x1 * pair.c));
     }
 }
 
@@ -71,6 +65,6 @@ void fmlai_cpu_mqa_load_query(const fmlai_mqa_plan *plan, const fmlai_mqa_block 
             rho = rms_factor(p, q);
             rotate(p, token, q);
         }
-        scratch->scale2[r] = (float)((double)p->scale * rho * LOG2_E);
+        scratch->scale2[r] = (float)((double)p->scale * rho * M_LOG2E);
     }
 }
