@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* mha.c: fmla_mha_forward and fmla_mha_backward. */
+#include <string.h>
+
 #include "describe.h"
 #include "read.h"
 
@@ -120,9 +122,9 @@ static void expect_lse(fmlai_checker *c, const fmla_tensor *t, const char *name,
                  .shape = {p->total_q, p->h_q});
 }
 
-static void describe_forward(fmlai_checker *c, const fmla_context *context, const fmla_mha_forward_args *a,
-                             fmlai_mha *p)
+static void describe_forward(fmlai_checker *c, const fmla_context *context, const void *args, fmlai_mha *p)
 {
+    const fmla_mha_forward_args *a = args;
     const inputs in = {&a->q,
                        &a->k,
                        &a->v,
@@ -154,9 +156,9 @@ static void describe_forward(fmlai_checker *c, const fmla_context *context, cons
     p->empty_lse = fmlai_check_empty_lse(c, a->empty_lse);
 }
 
-static void describe_backward(fmlai_checker *c, const fmla_context *context, const fmla_mha_backward_args *a,
-                              fmlai_mha *p)
+static void describe_backward(fmlai_checker *c, const fmla_context *context, const void *args, fmlai_mha *p)
 {
+    const fmla_mha_backward_args *a = args;
     const inputs in = {&a->q,
                        &a->k,
                        &a->v,
@@ -189,100 +191,118 @@ static void describe_backward(fmlai_checker *c, const fmla_context *context, con
     p->dv = fmlai_packed_of(c, &a->dv);
 }
 
-static size_t forward_need(const fmla_context *context, const fmlai_mha *p)
+/* ---- carrying out ------------------------------------------------------------------------------------------------ */
+
+/* What differs between the two. workspace_at: where the struct has workspace and, after it, workspace_size. */
+typedef struct family {
+    bool backward;
+    size_t args_size;
+    size_t workspace_at;
+    void (*describe)(fmlai_checker *c, const fmla_context *context, const void *args, fmlai_mha *p);
+} family;
+
+static const family forward = {false, sizeof(fmla_mha_forward_args), offsetof(fmla_mha_forward_args, workspace),
+                               describe_forward};
+static const family backward = {true, sizeof(fmla_mha_backward_args), offsetof(fmla_mha_backward_args, workspace),
+                                describe_backward};
+
+/* The caller's struct, copied, and its description. */
+typedef struct job {
+    union {
+        fmla_mha_forward_args forward;
+        fmla_mha_backward_args backward;
+    } args;
+    fmlai_mha problem;
+} job;
+
+static void read_and_describe(fmlai_checker *c, const fmla_context *context, const family *f, const void *args, job *j)
+{
+    if (!fmlai_failed(c)) {
+        c->status = fmlai_args_read(&j->args, f->args_size, args, "args", c->error);
+    }
+    if (!fmlai_failed(c)) {
+        memset(&j->problem, 0, sizeof j->problem);
+        f->describe(c, context, &j->args, &j->problem);
+    }
+}
+
+/* Backward without queries is not: dk and dv are there still, and are zero. */
+static bool nothing_to_do(const family *f, const fmlai_mha *p)
+{
+    return p->total_q == 0 && (!f->backward || p->total_kv == 0);
+}
+
+static size_t need_of(const fmla_context *context, const family *f, const fmlai_mha *p)
 {
     const fmlai_backend *b = context->backend;
-    return p->total_q == 0 || b->mha_forward_workspace == NULL ? 0 : b->mha_forward_workspace(context->state, p);
+    size_t (*workspace)(const void *, const fmlai_mha *) =
+        f->backward ? b->mha_backward_workspace : b->mha_forward_workspace;
+    return nothing_to_do(f, p) || workspace == NULL ? 0 : workspace(context->state, p);
 }
 
-/* Without queries dk and dv are there still, and are zero. */
-static bool backward_empty(const fmlai_mha *p)
+static fmla_status run(fmla_context *context, const family *f, const void *args, void *stream)
 {
-    return p->total_q == 0 && p->total_kv == 0;
-}
-
-static size_t backward_need(const fmla_context *context, const fmlai_mha *p)
-{
+    fmlai_checker c = fmlai_checker_for_run(context, stream);
     const fmlai_backend *b = context->backend;
-    return backward_empty(p) || b->mha_backward_workspace == NULL ? 0 : b->mha_backward_workspace(context->state, p);
-}
-
-static fmla_status run_forward(fmla_context *context, const void *args, void *stream)
-{
-    fmlai_checker c = fmlai_checker_for_run(context, stream);
-    fmla_mha_forward_args a;
-    fmlai_mha p = {0};
+    fmlai_workspace own;
     fmlai_call call;
-    if (fmlai_failed(&c) || (c.status = fmlai_args_read(&a, sizeof a, args, "args", c.error)) != FMLA_OK) {
+    job j;
+    read_and_describe(&c, context, f, args, &j);
+    if (fmlai_failed(&c) || nothing_to_do(f, &j.problem)) {
         return c.status;
     }
-    describe_forward(&c, context, &a, &p);
-    if (fmlai_failed(&c) || p.total_q == 0) {
+    memcpy(&own, (const char *)&j.args + f->workspace_at, sizeof own);
+    c.status = fmlai_prepare_call(context, own, need_of(context, f, &j.problem), stream, &call);
+    if (fmlai_failed(&c)) {
         return c.status;
     }
-    c.status = fmlai_prepare_call(context, (fmlai_workspace){a.workspace, a.workspace_size}, forward_need(context, &p),
-                                  stream, &call);
-    return fmlai_failed(&c) ? c.status : context->backend->mha_forward(context->state, &p, &call);
+    return (f->backward ? b->mha_backward : b->mha_forward)(context->state, &j.problem, &call);
 }
 
-static fmla_status measure_forward(fmla_context *context, const void *args, void *size)
+static fmla_status measure(fmla_context *context, const family *f, const void *args, void *size)
 {
     fmlai_checker c = fmlai_checker_for_size(context);
-    fmla_mha_forward_args a;
-    fmlai_mha p = {0};
-    c.status = fmlai_args_read(&a, sizeof a, args, "args", c.error);
-    if (!fmlai_failed(&c)) {
-        describe_forward(&c, context, &a, &p);
-    }
-    return fmlai_answer_size(&c, fmlai_failed(&c) ? 0 : forward_need(context, &p), size);
+    job j;
+    read_and_describe(&c, context, f, args, &j);
+    return fmlai_answer_size(&c, fmlai_failed(&c) ? 0 : need_of(context, f, &j.problem), size);
 }
 
-static fmla_status run_backward(fmla_context *context, const void *args, void *stream)
+static fmla_status forward_run(fmla_context *context, const void *args, void *stream)
 {
-    fmlai_checker c = fmlai_checker_for_run(context, stream);
-    fmla_mha_backward_args a;
-    fmlai_mha p = {0};
-    fmlai_call call;
-    if (fmlai_failed(&c) || (c.status = fmlai_args_read(&a, sizeof a, args, "args", c.error)) != FMLA_OK) {
-        return c.status;
-    }
-    describe_backward(&c, context, &a, &p);
-    if (fmlai_failed(&c) || backward_empty(&p)) {
-        return c.status;
-    }
-    c.status = fmlai_prepare_call(context, (fmlai_workspace){a.workspace, a.workspace_size}, backward_need(context, &p),
-                                  stream, &call);
-    return fmlai_failed(&c) ? c.status : context->backend->mha_backward(context->state, &p, &call);
+    return run(context, &forward, args, stream);
 }
 
-static fmla_status measure_backward(fmla_context *context, const void *args, void *size)
+static fmla_status forward_measure(fmla_context *context, const void *args, void *size)
 {
-    fmlai_checker c = fmlai_checker_for_size(context);
-    fmla_mha_backward_args a;
-    fmlai_mha p = {0};
-    c.status = fmlai_args_read(&a, sizeof a, args, "args", c.error);
-    if (!fmlai_failed(&c)) {
-        describe_backward(&c, context, &a, &p);
-    }
-    return fmlai_answer_size(&c, fmlai_failed(&c) ? 0 : backward_need(context, &p), size);
+    return measure(context, &forward, args, size);
+}
+
+static fmla_status backward_run(fmla_context *context, const void *args, void *stream)
+{
+    return run(context, &backward, args, stream);
+}
+
+static fmla_status backward_measure(fmla_context *context, const void *args, void *size)
+{
+    return measure(context, &backward, args, size);
 }
 
 fmla_status fmla_mha_forward(fmla_context *context, const fmla_mha_forward_args *args, void *stream)
 {
-    return fmlai_guarded(context, run_forward, args, stream);
+    return fmlai_guarded(context, forward_run, args, stream);
 }
 
 fmla_status fmla_mha_forward_workspace_size(fmla_context *context, const fmla_mha_forward_args *args, size_t *size)
 {
-    return fmlai_guarded(context, measure_forward, args, size);
+    return fmlai_guarded(context, forward_measure, args, size);
 }
 
 fmla_status fmla_mha_backward(fmla_context *context, const fmla_mha_backward_args *args, void *stream)
 {
-    return fmlai_guarded(context, run_backward, args, stream);
+    return fmlai_guarded(context, backward_run, args, stream);
 }
 
 fmla_status fmla_mha_backward_workspace_size(fmla_context *context, const fmla_mha_backward_args *args, size_t *size)
 {
-    return fmlai_guarded(context, measure_backward, args, size);
+    return fmlai_guarded(context, backward_measure, args, size);
 }
