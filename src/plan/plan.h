@@ -40,7 +40,7 @@
 
 #include "../backend.h"
 
-/* Tokens per chunk of the library's own rule; main and extra lists are cut separately. */
+/* Tokens per chunk of the library's own rule, counted along main, then extra, as one list. */
 #define FMLAI_PLAN_CHUNK_TOKENS 1024
 
 /* Number of chunks of a list of `count` tokens; 0 for an empty list. */
