@@ -101,6 +101,13 @@ static fmla_status open_any(fmla_context *context, const fmla_context_config *co
     return open_backend(context, config, FMLA_DEVICE_CPU, error);
 }
 
+static fmlai_allocator workspace_source(const fmla_context *context)
+{
+    const fmlai_backend *b = context->backend;
+    return b->workspace_alloc == NULL ? context->allocator
+                                      : (fmlai_allocator){b->workspace_alloc, b->workspace_release, context->state};
+}
+
 static fmla_status create(const fmla_context_config *given, fmla_context **context, fmlai_error *error)
 {
     fmla_context_config config;
@@ -130,6 +137,8 @@ static fmla_status create(const fmla_context_config *given, fmla_context **conte
         m.release(m.user, made);
         return status;
     }
+    made->arena.source = workspace_source(made);
+    made->arena.keep = made->device == FMLA_DEVICE_CUDA;
     *context = made;
     return FMLA_OK;
 }
@@ -155,7 +164,7 @@ void fmla_context_destroy(fmla_context *context)
         return;
     }
     const fmlai_allocator m = context->allocator;
-    fmlai_arena_free(context);
+    fmlai_arena_free(&context->arena);
     context->backend->close(context->state);
     if (context->merge_states != NULL) {
         m.release(m.user, context->merge_states);
@@ -235,7 +244,7 @@ fmla_status fmlai_prepare_call(fmla_context *context, fmlai_workspace own, size_
                           need);
     }
     if (own.memory == NULL) {
-        fmla_status status = fmlai_arena_grow(context, need);
+        fmla_status status = fmlai_arena_grow(&context->arena, need, error);
         own = (fmlai_workspace){context->arena.memory, context->arena.size};
         if (status != FMLA_OK) {
             return status;
@@ -244,4 +253,15 @@ fmla_status fmlai_prepare_call(fmla_context *context, fmlai_workspace own, size_
     call->workspace = own.memory;
     call->workspace_size = own.size;
     return FMLA_OK;
+}
+
+static fmla_status reserve(fmla_context *context, const void *size, void *unused)
+{
+    (void)unused;
+    return fmlai_arena_grow(&context->arena, *(const size_t *)size, &context->error);
+}
+
+fmla_status fmla_context_reserve(fmla_context *context, size_t size)
+{
+    return fmlai_guarded(context, reserve, &size, NULL);
 }

@@ -9,19 +9,10 @@
 #include <stdatomic.h>
 
 #include "../backend.h"
+#include "arena.h"
 #include "check.h"
 
-#define FMLAI_ALIGNMENT   64
-#define FMLAI_RETIRED_MAX 48
-
-/* Scratch memory that only grows. Blocks that a CUDA graph may still name are kept until the context ends; sizes at
- * least double there, so that their sum stays below the block in use. */
-typedef struct fmlai_arena {
-    void *memory;
-    size_t size;
-    void *retired[FMLAI_RETIRED_MAX];
-    int32_t retired_count;
-} fmlai_arena;
+#define FMLAI_ALIGNMENT 64
 
 struct fmla_context {
     const fmlai_backend *backend;
@@ -30,7 +21,7 @@ struct fmla_context {
     fmlai_allocator allocator;
     atomic_flag running;
     fmlai_error error;
-    fmlai_arena arena;
+    fmlai_arena arena;               /* workspace, in the memory space of the backend */
     fmlai_merge_state *merge_states; /* host memory, grows */
     int32_t merge_capacity;
 };
@@ -56,10 +47,6 @@ typedef struct fmlai_workspace {
 fmla_status fmlai_prepare_call(fmla_context *context, fmlai_workspace own, size_t need, void *stream, fmlai_call *call);
 /* The same for operations that need none. */
 fmlai_call fmlai_plain_call(fmla_context *context, void *stream);
-
-/* Grows the arena to at least `size` bytes. */
-fmla_status fmlai_arena_grow(fmla_context *context, size_t size);
-void fmlai_arena_free(fmla_context *context);
 
 /* The common table, then the backend's own answer. */
 fmla_status fmlai_context_supports(const fmla_context *context, const fmla_support_query *query, fmlai_error *error);
