@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * mbarrier.cuh: barriers in shared memory that count arrivals and bytes of asynchronous copies (sm_90). A barrier's phases
- * are numbered 0, 1, ...; waiting for parity x returns when the phase of that parity is complete: on a fresh barrier parity 1
- * is already so.
+ * mbarrier.cuh: barriers in shared memory that count arrivals and bytes of asynchronous copies (sm_90). A barrier's
+ * phases are numbered 0, 1, ...; waiting for parity x returns when the phase of that parity is complete: on a fresh
+ * barrier parity 1 is already so.
  */
 #ifndef FLASHMLA_PTX_MBARRIER_CUH
 #define FLASHMLA_PTX_MBARRIER_CUH
@@ -14,7 +14,8 @@ PTX_INLINE void ptx_mbarrier_init(uint32_t barrier, uint32_t count)
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
 
-/* After the inits, before anybody else (other blocks of the cluster, copies) uses them; a block or cluster barrier follows. */
+/* After the inits, before anybody else (other blocks of the cluster, copies) uses them; a block or cluster barrier
+ * follows. */
 PTX_INLINE void ptx_mbarrier_init_fence(void)
 {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -32,7 +33,8 @@ PTX_INLINE void ptx_mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes)
                  : "memory");
 }
 
-/* An arrival of this thread that happens when its earlier cp.asyncs are done; it counts as one of the phase's arrivals. */
+/* An arrival of this thread that happens when its earlier cp.asyncs are done; it counts as one of the phase's
+ * arrivals. */
 PTX_INLINE void ptx_mbarrier_arrive_copies(uint32_t barrier)
 {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
@@ -48,9 +50,15 @@ PTX_INLINE bool ptx_mbarrier_try(uint32_t barrier, uint32_t parity)
     return done != 0;
 }
 
+/* What a waiting thread does when it has looked in vain; tests count there. */
+#ifndef PTX_WAIT_HOOK
+#define PTX_WAIT_HOOK(barrier, parity, looks)
+#endif
+
 PTX_INLINE void ptx_mbarrier_wait(uint32_t barrier, uint32_t parity)
 {
-    while (!ptx_mbarrier_try(barrier, parity)) {
+    for (uint32_t looks = 0; !ptx_mbarrier_try(barrier, parity); looks++) {
+        PTX_WAIT_HOOK(barrier, parity, looks);
     }
 }
 

@@ -15,7 +15,8 @@ PTX_INLINE void ptx_tma_prefetch_map(const void *map)
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-/* The box of a rank-4 map at (x, y, z, w), innermost first; elements outside the tensor arrive as zeros and count as bytes. */
+/* The box of a rank-4 map at (x, y, z, w), innermost first; elements outside the tensor arrive as zeros and count as
+ * bytes. */
 PTX_INLINE void ptx_tma_load_4d(uint32_t shared, const void *map, uint32_t barrier, int32_t x, int32_t y, int32_t z,
                                 int32_t w, uint64_t policy)
 {

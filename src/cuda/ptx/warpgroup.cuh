@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* warpgroup.cuh: what warps with different roles share: registers, named barriers, the order between proxies (sm_90a). */
+/* warpgroup.cuh: what warps with different roles share: registers, named barriers, the order between proxies
+ * (sm_90a). */
 #ifndef FLASHMLA_PTX_WARPGROUP_CUH
 #define FLASHMLA_PTX_WARPGROUP_CUH
 

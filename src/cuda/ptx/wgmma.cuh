@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * wgmma.cuh: matrix products of a warpgroup (sm_90a). D is 64 rows x N columns of float in registers:
- * thread t (0..127), w = t / 32, g = t % 32 / 4, q = t % 4:
+ * wgmma.cuh: matrix products of a warpgroup (sm_90a). D is 64 rows x N columns of float in registers: thread t
+ * (0..127), w = t / 32, g = t % 32 / 4, q = t % 4:
  *   d[4j], d[4j+1]    row 16w + g,     columns 8j + 2q, 8j + 2q + 1
  *   d[4j+2], d[4j+3]  row 16w + g + 8, the same columns
  * A is 64 x 16: in shared memory (ss), rows of 128 bytes, or in registers (rs): a[0] row g, k 2q..2q+1; a[1] row g + 8;
- * a[2] row g, k 8+2q..; a[3] row g + 8. So d[8k+2i], d[8k+2i+1] packed is a[i] of the k-th 16 columns.
- * B is in shared memory: n64 takes rows of N that hold 16 k each (K-major), n128 and n256 rows of k that hold N columns
- * (MN-major, 64 columns per block).
+ * a[2] row g, k 8+2q..; a[3] row g + 8. So d[8k+2i], d[8k+2i+1] packed is a[i] of the k-th 16 columns. B is in shared
+ * memory: n64 takes rows of N that hold 16 k each (K-major), n128 and n256 rows of k that hold N columns (MN-major, 64
+ * columns per block).
  *
  * Products are asynchronous: ptx_wgmma_fence before the first one that touches registers anything else wrote; then
- * commit, wait. ptx_wgmma_hold on the accumulators after the wait keeps the compiler from reading them earlier. Registers
- * of A stay untouched until the wait. wait is each warp's own: it says nothing about other warps' reads.
+ * commit, wait. ptx_wgmma_hold on the accumulators after the wait keeps the compiler from reading them earlier.
+ * Registers of A stay untouched until the wait. wait is each warp's own: it says nothing about other warps' reads.
  */
 #ifndef FLASHMLA_PTX_WGMMA_CUH
 #define FLASHMLA_PTX_WGMMA_CUH

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* mqa_codes.cu: the Hopper attention kernels on quantised tokens; names: token source, dims of a token in shared memory. */
+/* mqa_codes.cu: the Hopper attention kernels on quantised tokens; names: token source, dims of a token in shared
+ * memory. */
 #include "sm90a/relay.cuh"
 
 #define CODES_KERNEL(blocks, dims)                                                                                     \

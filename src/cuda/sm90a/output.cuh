@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * output.cuh: the epilogue: row sums of both warpgroups, lse, maximum, sink, and the output straight from registers, or a
- * partial result for the combine kernel.
+ * output.cuh: the epilogue: row sums of both warpgroups, lse, maximum, sink, and the output straight from registers, or
+ * a partial result for the combine kernel.
  */
 #ifndef FLASHMLA_CUDA_SM90A_OUTPUT_CUH
 #define FLASHMLA_CUDA_SM90A_OUTPUT_CUH

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * piece.cuh: what a block works on: one row tile against a run of the token tiles of its list, after another. One warp, the
- * scout, finds pieces ahead of time; everybody else reads them from shared memory.
+ * piece.cuh: what a block works on: one row tile against a run of the token tiles of its list, after another. One warp,
+ * the scout, finds pieces ahead of time; everybody else reads them from shared memory.
  */
 #ifndef FLASHMLA_CUDA_SM90A_PIECE_CUH
 #define FLASHMLA_CUDA_SM90A_PIECE_CUH

@@ -33,8 +33,8 @@ typedef struct token_place {
     uint32_t extra;     /* 1: in the extra pool */
 } token_place;
 
-/* BLOCKS: 8 (d_qk <= 512) or 9 (<= 576). Weights of slot s lie in its rope block, which V does not use; without one they
- * have their own block. */
+/* BLOCKS: 8 (d_qk <= 512) or 9 (<= 576). Weights of slot s lie in its rope block, which V does not use; without one
+ * they have their own block. */
 template <int BLOCKS> struct plan {
     unsigned char q[BLOCKS][BLOCK_BYTES];
     unsigned char k[2][BLOCKS][BLOCK_BYTES];

@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * relay.cuh: attention of 64 query rows over a list of tokens, on wgmma (sm_90a). One core behind dense decode, sparse decode
- * and sparse prefill; the token source (pages by TMA, rows by cp.async, codes expanded on the way) is a parameter.
+ * relay.cuh: attention of 64 query rows over a list of tokens, on wgmma (sm_90a). One core behind dense decode, sparse
+ * decode and sparse prefill; the token source (pages by TMA, rows by cp.async, codes expanded on the way) is a
+ * parameter.
  *
  * ROLES          warps   registers              work
  *   warpgroup 0    0..3    216 (CODES: 200)       scores and weights of even tiles, output dims   0..255 of all tiles
  *   warpgroup 1    4..7    216 (CODES: 200)       scores and weights of odd tiles,  output dims 256..511 of all tiles
  *   producers      8..11   72  (CODES: 8..15, 56) token tiles into shared memory
- * Warp 7 is also the scout: it finds the next piece of work while the first tile of the one before is multiplied by others.
- * Accumulators of a warpgroup: output 64 x 256 (128 registers per thread), scores 64 x 64 (32), weights as an A operand (16).
+ * Warp 7 is also the scout: it finds the next piece of work while the first tile of the one before is multiplied by
+ * others. Accumulators of a warpgroup: output 64 x 256 (128 registers per thread), scores 64 x 64 (32), weights as an A
+ * operand (16).
  *
  * SHARED MEMORY  struct plan (plan.cuh): Q | two slots of one tile | weights, references, row sums | barriers | pieces.
  *
@@ -22,7 +24,8 @@
  *   named 5        256                    both warpgroups              both             Q, row sums
  * Block 8 (the rope dims) of slot s goes with half 1 - s: it holds the weights of slot s, which warpgroup 1 - s reads.
  *
- * ORDER of a warpgroup w, for its own tiles t of a piece (t & 1 == w; the other warpgroup is half a step ahead or behind):
+ * ORDER of a warpgroup w, for its own tiles t of a piece (t & 1 == w; the other warpgroup is half a step ahead or
+ * behind):
  *   scores of t                           waits full[w]; 4 products per block, in the order of arrival
  *   += weights of t - 1 * values of t - 1 waits named 1 + (1 - w), follows the references; behind the scores in the same queue
  *   weights of t                          while the product with t - 1 runs; then frees t - 1's half w
@@ -30,9 +33,9 @@
  *   += weights of t * values of t         weights from registers; frees t's half w
  * If the last tile is the other's, its product follows at the end. The first product overwrites the output.
  *
- * MASKS A token that is not there has a zero row and, by mask, the score -infinity. Where rows of Q see different numbers of
- * tokens, values that are not finite are set to 0, once the scores are taken, in tokens that some row does not see: a row
- * that does see them has a score that is not finite.
+ * MASKS A token that is not there has a zero row and, by mask, the score -infinity. Where rows of Q see different
+ * numbers of tokens, values that are not finite are set to 0, once the scores are taken, in tokens that some row does
+ * not see: a row that does see them has a score that is not finite.
  */
 #ifndef FLASHMLA_CUDA_SM90A_RELAY_CUH
 #define FLASHMLA_CUDA_SM90A_RELAY_CUH
@@ -242,8 +245,8 @@ static __device__ __forceinline__ void attend(float o[128], softmax_rows &rows, 
         if (t > 0) {
             meet_other<BLOCKS>(o, rows, v, m, tile_parity(uses, t - 1));
         }
-        /* Products must not be conditional, or ptxas makes all of them wait: before tile 0 there is nothing to multiply, and
-         * what is multiplied then is overwritten below. */
+        /* Products must not be conditional, or ptxas makes all of them wait: before tile 0 there is nothing to
+         * multiply, and what is multiplied then is overwritten below. */
         start_values_ss<F16, WIDE>(o, v.other_weights, v.other_v, t > 1);
         ptx_wgmma_wait<1>();
         ptx_wgmma_hold<32>(s);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * softmax.cuh: scores to weights, online. A thread holds two rows (g and g + 8 of its warp's 16), 16 columns of each; four
- * neighbouring lanes share a row.
+ * softmax.cuh: scores to weights, online. A thread holds two rows (g and g + 8 of its warp's 16), 16 columns of each;
+ * four neighbouring lanes share a row.
  *
- * Weights are 2^(z - reference), z = score * scale in base 2. The reference is a row's maximum or up to LAZY less: it moves,
- * and what was summed so far is rescaled, only when the maximum outgrows it by more than LAZY. The final division by the
- * sum makes that exact; weights stay below 2^LAZY.
+ * Weights are 2^(z - reference), z = score * scale in base 2. The reference is a row's maximum or up to LAZY less: it
+ * moves, and what was summed so far is rescaled, only when the maximum outgrows it by more than LAZY. The final
+ * division by the sum makes that exact; weights stay below 2^LAZY.
  */
 #ifndef FLASHMLA_CUDA_SM90A_SOFTMAX_CUH
 #define FLASHMLA_CUDA_SM90A_SOFTMAX_CUH
@@ -50,8 +50,8 @@ static __device__ __forceinline__ void scale_scores(float s[32], float scale, co
 }
 
 /*
- * Scaled scores to weights in place. factor[]: what the sums of earlier tiles must be multiplied by. Returns whether any row
- * of the warp has a factor other than 1.
+ * Scaled scores to weights in place. factor[]: what the sums of earlier tiles must be multiplied by. Returns whether
+ * any row of the warp has a factor other than 1.
  */
 static __device__ __forceinline__ bool weigh(float s[32], softmax_rows &rows, float factor[2])
 {

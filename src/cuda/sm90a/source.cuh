@@ -29,7 +29,7 @@ static __device__ __forceinline__ token_place find_token(const fmlac_mqa &p, con
 {
     token_place place;
     bool paged = p.main.kind == FMLAC_LIST_PAGED;
-    place.extra = !paged && position >= (int32_t)w.main_count;
+    place.extra = !paged && entry >= 0 && position >= (int32_t)w.main_count;
     const fmlac_pool &pool = place.extra ? p.extra.pool : p.main.pool;
     uint32_t size = (uint32_t)pool.page_size;
     uint32_t dividend = paged ? (uint32_t)position : (uint32_t)entry;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * source_codes.cuh: quantised tokens, expanded to bf16 on their way into a tile. Eight warps; warp i owns tokens 8i .. 8i + 7 of
- * every tile. A pass is 16 segments (16 dims each, half a token) of two tokens: lane l has token l >> 2 & 1 and segment
- * (l & 3) | (l >> 3) << 2, so that the two 16-byte stores of a pass meet no bank twice. Codes travel through registers:
- * while the four passes of a half are expanded, those of the next half are on their way.
+ * source_codes.cuh: quantised tokens, expanded to bf16 on their way into a tile. Eight warps; warp i owns tokens 8i ..
+ * 8i + 7 of every tile. A pass is 16 segments (16 dims each, half a token) of two tokens: lane l has token l >> 2 & 1
+ * and segment (l & 3) | (l >> 3) << 2, so that the two 16-byte stores of a pass meet no bank twice. Codes travel
+ * through registers: while the four passes of a half are expanded, those of the next half are on their way.
  *
- * Values are code * scale, rounded to bf16 once, for every (code, scale) pair: exactly by a bf16 product where the scale is
- * an easy power of two (every current writer's are) or an e4m3 number, else by the product in float.
+ * Values are code * scale, rounded to bf16 once, for every (code, scale) pair: exactly by a bf16 product where the
+ * scale is an easy power of two (every current writer's are) or an e4m3 number, else by the product in float.
  */
 #ifndef FLASHMLA_CUDA_SM90A_SOURCE_CODES_CUH
 #define FLASHMLA_CUDA_SM90A_SOURCE_CODES_CUH
@@ -58,7 +58,7 @@ static __device__ __forceinline__ void load_pass(const fmlac_mqa &p, const token
     int dim = segment_dim(half);
     const uint8_t *row = place.row;
     raw->codes[i][0] = raw->codes[i][1] = raw->codes[i][2] = raw->codes[i][3] = 0;
-    raw->scale[i] = pool.scale == FMLAC_F32 ? 0x3F800000u : 127; /* of no token: easy */
+    raw->scale[i] = pool.scale == FMLAC_F32 ? 0x3F800000u : pool.scale == FMLAC_F8_E8M0 ? 127 : 0x38; /* 1 */
     raw->extra = (raw->extra & ~(1u << i)) | place.extra << i;
     if (!row || dim >= pool.quant_dims) {
         return;
@@ -84,7 +84,8 @@ static __device__ __forceinline__ void load_pass(const fmlac_mqa &p, const token
 
 /*
  * Any scale, any outer scale, NaN codes: products in float, one after another. The codes are put where the first eight
- * numbers go and read from there; the last eight numbers go elsewhere, the first eight are written from the last one down.
+ * numbers go and read from there; the last eight numbers go elsewhere, the first eight are written from the last one
+ * down.
  */
 static __device__ __forceinline__ void expand_pass_hard(const fmlac_pool &pool, const uint32_t codes[4], float scale,
                                                         uint32_t to)
@@ -168,14 +169,15 @@ static __device__ __forceinline__ void copy_rope(const fmlac_mqa &p, const token
     ptx_copy_async_commit();
 }
 
-/* Which half of slot `slot` the bf16 part of tokens is loaded with: block 8 goes with the half that is not the slot's own. */
+/* Which half of slot `slot` the bf16 part of tokens is loaded with: block 8 goes with the half that is not the
+ * slot's own. */
 static __device__ __forceinline__ int rope_half(const fmlac_mqa &p, int slot)
 {
     return p.main.pool.quant_dims >= 512 ? 1 - slot : 1;
 }
 
-/* A tile: expands what is under way, starts the loads of its second half and of the next tile's first one. `entry`: the next
- * tile's, at `position`. */
+/* A tile: expands what is under way, starts the loads of its second half and of the next tile's first one. `entry`:
+ * the next tile's, at `position`. */
 template <int BLOCKS>
 static __device__ __forceinline__ void expand_tile(const fmlac_mqa &p, plan<BLOCKS> *m, int slot,
                                                    uint32_t parity, raw_half *raw, const fmlac_work &w, int32_t position, int32_t entry,

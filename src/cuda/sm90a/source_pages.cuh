@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * source_pages.cuh: tokens of a paged list whose pages hold a multiple of 64 tokens, by TMA. One lane copies: a tile is 8 or
- * 9 boxes of 64 tokens x 64 dims. A page that is none is a box outside the pool: zeros.
+ * source_pages.cuh: tokens of a paged list whose pages hold a multiple of 64 tokens, by TMA. One lane copies: a tile is
+ * 8 or 9 boxes of 64 tokens x 64 dims. A page that is none is a box outside the pool: zeros.
  */
 #ifndef FLASHMLA_CUDA_SM90A_SOURCE_PAGES_CUH
 #define FLASHMLA_CUDA_SM90A_SOURCE_PAGES_CUH

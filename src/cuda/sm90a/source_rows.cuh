@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * source_rows.cuh: tokens of 16-bit numbers from anywhere, by cp.async. 128 threads: thread i copies 16-byte chunk i % 8 of
- * every block of rows i / 8, i / 8 + 16, ...: eight lanes make one swizzled row of a block.
+ * source_rows.cuh: tokens of 16-bit numbers from anywhere, by cp.async. 128 threads: thread i copies 16-byte chunk i %
+ * 8 of every block of rows i / 8, i / 8 + 16, ...: eight lanes make one swizzled row of a block.
  */
 #ifndef FLASHMLA_CUDA_SM90A_SOURCE_ROWS_CUH
 #define FLASHMLA_CUDA_SM90A_SOURCE_ROWS_CUH
