@@ -27,8 +27,14 @@ static __device__ __forceinline__ int64_t quotient(int64_t a, int64_t b)
     return (int64_t)((uint32_t)a / (uint32_t)b);
 }
 #else
-/* a / b of numbers that are not negative. One copy: a 64-bit division is long, and kernels need many. */
-static __device__ __noinline__ int64_t quotient(int64_t a, int64_t b)
+/* a / b of numbers that are not negative. A 64-bit division is long and large kernels need many, so there is one copy; files
+ * of small kernels, where a call costs more registers than it saves, define FMLAC_INLINE_DIVISION. */
+#ifdef FMLAC_INLINE_DIVISION
+#define FMLAC_DIVISION __forceinline__
+#else
+#define FMLAC_DIVISION __noinline__
+#endif
+static __device__ FMLAC_DIVISION int64_t quotient(int64_t a, int64_t b)
 {
     return (uint64_t)(a | b) >> 32 ? a / b : (int64_t)((uint32_t)a / (uint32_t)b);
 }

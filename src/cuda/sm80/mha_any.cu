@@ -62,11 +62,11 @@ static __device__ __forceinline__ void locate(const fmlac_mha &p, bool by_query,
     request_tokens(p.cu_seqlens_kv, w->request, p.total_kv, p.total_kv, &w->first_k, &w->count_k);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) fmlak_mha_forward_any_sm80(const __grid_constant__ fmlac_mha p)
+extern "C" __global__ void __launch_bounds__(THREADS, 1) fmlak_mha_forward_any_sm80(const __grid_constant__ fmlac_mha p)
 {
     __shared__ float weights[CHUNK], scratch[THREADS / 32];
     float *query = (float *)ptx_shared(), *acc = query + p.d_qk;
-    int64_t token = quotient(blockIdx.x, p.h_q);
+    int64_t token = blockIdx.x / (uint32_t)p.h_q;
     int32_t head = (int32_t)(blockIdx.x - token * p.h_q), kv_head = head / (p.h_q / p.h_kv);
     float max = -FMLAC_INFINITY, sum = 0.0f;
     mha_work w;
@@ -119,11 +119,11 @@ static __device__ __forceinline__ float row_lse(const fmlac_mha &p, int64_t toke
 }
 
 /* dQ of one row. */
-extern "C" __global__ void __launch_bounds__(THREADS) fmlak_mha_queries_any_sm80(const __grid_constant__ fmlac_mha p)
+extern "C" __global__ void __launch_bounds__(THREADS, 1) fmlak_mha_queries_any_sm80(const __grid_constant__ fmlac_mha p)
 {
     __shared__ float weights[CHUNK];
     float *query = (float *)ptx_shared(), *gradient = query + p.d_qk, *acc = gradient + p.d_v;
-    int64_t token = quotient(blockIdx.x, p.h_q);
+    int64_t token = blockIdx.x / (uint32_t)p.h_q;
     int32_t head = (int32_t)(blockIdx.x - token * p.h_q), kv_head = head / (p.h_q / p.h_kv);
     mha_work w;
     locate(p, true, token, &w);
@@ -187,10 +187,10 @@ static __device__ void add_queries(const fmlac_mha &p, int64_t first, int n, int
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) fmlak_mha_keys_any_sm80(const __grid_constant__ fmlac_mha p)
+extern "C" __global__ void __launch_bounds__(THREADS, 1) fmlak_mha_keys_any_sm80(const __grid_constant__ fmlac_mha p)
 {
     float *key = (float *)ptx_shared(), *value = key + p.d_qk, *dk = value + p.d_v, *dv = dk + p.d_qk;
-    int64_t token = quotient(blockIdx.x, p.h_kv);
+    int64_t token = blockIdx.x / (uint32_t)p.h_kv;
     int32_t kv_head = (int32_t)(blockIdx.x - token * p.h_kv), group = p.h_q / p.h_kv;
     mha_work w;
     locate(p, false, token, &w);

@@ -109,10 +109,16 @@ template <int F16> static __device__ __forceinline__ void keys_block(const fmlac
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
     uint32_t k_bytes = (p.d_qk + 63) / 64 * 128, v_bytes = (p.d_v + 63) / 64 * 128;
-    mha_work w;
-    if (!mha_locate(p, false, ROWS, p.h_kv, &w)) {
+    __shared__ mha_work work; /* registers are short here */
+    mha_work found;
+    if (!mha_locate(p, false, ROWS, p.h_kv, &found)) {
         return;
     }
+    if (threadIdx.x == 0) {
+        work = found;
+    }
+    __syncthreads();
+    const mha_work &w = work;
     keys_shared s;
     uint32_t base = ptx_shared_address(ptx_shared());
     s.k = base;

@@ -3,6 +3,7 @@
  * quantize.cu: tokens into and out of caches, and between caches: one warp per token and KV head. Bit for bit what
  * src/format does; which quantiser a group gets follows from the types of its codes and its scale.
  */
+#define FMLAC_INLINE_DIVISION
 #include "common/token.cuh"
 
 #define WARPS 8

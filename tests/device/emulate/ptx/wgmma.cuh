@@ -9,13 +9,13 @@ void emu_product(float *d, const uint32_t *a, uint64_t a_descriptor, uint64_t b_
                  bool f16);
 void emu_product_wait(int pending);
 
-PTX_INLINE uint64_t ptx_wgmma_descriptor(uint32_t address, uint32_t block_bytes)
+PTX_INLINE uint32_t ptx_wgmma_tile(uint32_t address, uint32_t block_bytes)
 {
-    return (address & 0x3FFFF) >> 4 | (uint64_t)(block_bytes >> 4) << 16 | (uint64_t)64 << 32 | (uint64_t)1 << 62;
+    return (address & 0x3FFFF) >> 4 | block_bytes >> 4 << 16;
 }
-PTX_INLINE uint64_t ptx_wgmma_advance(uint64_t descriptor, uint32_t bytes)
+PTX_INLINE uint32_t ptx_wgmma_advance(uint32_t tile, uint32_t bytes)
 {
-    return descriptor + (bytes >> 4);
+    return tile + (bytes >> 4);
 }
 PTX_INLINE void ptx_wgmma_fence(void)
 {
@@ -30,23 +30,23 @@ template <int N> PTX_INLINE void ptx_wgmma_hold(float *d)
 {
     asm volatile("" : : "r"(d) : "memory");
 }
-template <int F16> PTX_INLINE void ptx_wgmma_n64_ss(float *d, uint64_t a, uint64_t b, int accumulate)
+template <int F16> PTX_INLINE void ptx_wgmma_n64_ss(float *d, uint32_t a, uint32_t b, int accumulate)
 {
     emu_product(d, NULL, a, b, 64, accumulate, F16);
 }
-template <int F16> PTX_INLINE void ptx_wgmma_n128_ss(float *d, uint64_t a, uint64_t b, int accumulate)
+template <int F16> PTX_INLINE void ptx_wgmma_n128_ss(float *d, uint32_t a, uint32_t b, int accumulate)
 {
     emu_product(d, NULL, a, b, 128, accumulate, F16);
 }
-template <int F16> PTX_INLINE void ptx_wgmma_n128_rs(float *d, const uint32_t a[4], uint64_t b, int accumulate)
+template <int F16> PTX_INLINE void ptx_wgmma_n128_rs(float *d, const uint32_t a[4], uint32_t b, int accumulate)
 {
     emu_product(d, a, 0, b, 128, accumulate, F16);
 }
-template <int F16> PTX_INLINE void ptx_wgmma_n256_ss(float *d, uint64_t a, uint64_t b, int accumulate)
+template <int F16> PTX_INLINE void ptx_wgmma_n256_ss(float *d, uint32_t a, uint32_t b, int accumulate)
 {
     emu_product(d, NULL, a, b, 256, accumulate, F16);
 }
-template <int F16> PTX_INLINE void ptx_wgmma_n256_rs(float *d, const uint32_t a[4], uint64_t b, int accumulate)
+template <int F16> PTX_INLINE void ptx_wgmma_n256_rs(float *d, const uint32_t a[4], uint32_t b, int accumulate)
 {
     emu_product(d, a, 0, b, 256, accumulate, F16);
 }
