@@ -166,18 +166,18 @@ verdict c125_8007_tokens_and_few(checker *k)
 /* ---- pages ---- */
 
 /* The same tokens in pools of other page sizes, page orders and strides: the same bits. */
-static verdict every_page_size(checker *k, const char *text)
+static verdict every_page_size(checker *k, const int64_t *pages, int count, const char *text)
 {
-    static const int64_t pages[] = {1, 2, 3, 4, 16, 19, 32, 48, 64, 128, 256, 480};
     trial t;
     verdict v = trial_make(k, &t, "%s", text);
     v = v == VERDICT_PASSED ? trial_run_and_judge(k, &t) : v;
-    for (int i = 0; i < 12 && v == VERDICT_PASSED; i++) {
+    for (int i = 0; i < count && v == VERDICT_PASSED; i++) {
         char how[40];
         scope s;
         scope_repage(&t.p, &t.p.main, pages[i], 0x7F, (uint64_t)i, &s);
         t.args.decode.kv = s.cache;
         t.args.decode.block_table = s.block_table;
+        t.args.decode.indices = s.indices;
         snprintf(how, sizeof how, "pages of %d tokens", (int)pages[i]);
         v = trial_same(k, &t, how);
         scope_free(&s);
@@ -188,12 +188,32 @@ static verdict every_page_size(checker *k, const char *text)
 
 verdict c056_page_sizes(checker *k)
 {
+    static const int64_t pages[] = {1, 2, 3, 4, 16, 19, 32, 48, 64, 128, 256, 480};
     verdict sum = VERDICT_NOT_OFFERED;
     for (int i = 0; i < IDS_DENSE_FORMATS; i++) {
         char text[256];
         snprintf(text, sizeof text, "op=dense_decode,b=2,varlen=1,s_q=3,causal=1,h_q=4,s_kv=700,page=64,%s",
                  ids_dense_format(i));
-        if (ids_bad(&sum, every_page_size(k, text))) {
+        if (ids_bad(&sum, every_page_size(k, pages, 12, text))) {
+            break;
+        }
+    }
+    return sum;
+}
+
+/* From pages of one token, in dense and in sparse decode. */
+verdict c057_pages_of_more_than_one_token(checker *k)
+{
+    static const int64_t pages[] = {2, 7, 64, 576};
+    static const char *const texts[] = {"op=dense_decode,s_kv=300", "op=dense_decode,format=v32,s_kv=300",
+                                        "op=sparse_decode,format=v32,d_qk=576,topk=200,s_kv=300",
+                                        "op=sparse_decode,format=v4,topk=200,s_kv=300",
+                                        "op=sparse_decode,format=v41-page,topk=200,s_kv=300"};
+    verdict sum = VERDICT_NOT_OFFERED;
+    for (int i = 0; i < 5; i++) {
+        char text[256];
+        snprintf(text, sizeof text, "%s,b=2,h_q=8,page=1", texts[i]);
+        if (ids_bad(&sum, every_page_size(k, pages, 4, text))) {
             break;
         }
     }
