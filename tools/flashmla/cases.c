@@ -192,6 +192,52 @@ static int parse_value(void *member, field_kind kind, const char *word)
     return value < 0 ? -1 : 0;
 }
 
+/* What no problem can be built from; NULL: it can. What the library refuses is left to the library. */
+static const char *case_fault(const test_case *c)
+{
+    const int64_t counts[] = {c->b, c->s_q, c->s_kv, c->e_kv, c->topk, c->e_topk, c->count, c->misalign, c->seed};
+    const int64_t sizes[] = {c->h_q, c->h_kv, c->d_qk, c->d_v, c->page, c->e_page};
+    fmla_format_info info = FMLA_FORMAT_INFO_INIT;
+    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
+        if (counts[i] < 0 || counts[i] > INT32_MAX) {
+            return "b, s_q, s_kv, e_kv, topk, e_topk, count, misalign and seed are 0 to 2^31 - 1";
+        }
+    }
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        if (sizes[i] < 1 || sizes[i] > INT32_MAX) {
+            return "h_q, h_kv, d_qk, d_v, page and e_page are 1 to 2^31 - 1";
+        }
+    }
+    if (c->h_q % c->h_kv != 0 || c->group < 0 ||
+        (c->group > 0 && c->op <= FMLA_OP_FUSED_DECODE && c->h_q % c->group != 0)) {
+        return "h_kv and group divide h_q";
+    }
+    if (c->dtype < FMLA_BF16 || c->dtype > FMLA_F32 || c->out < 0 || c->out > FMLA_F32) {
+        return "dtype and out are bf16, f16 or f32";
+    }
+    for (int i = 0; i < 2; i++) {
+        int64_t format = i == 0 ? c->format : c->extra;
+        if (format == FMLA_KV_NONE && i == 1 && c->op != FMLA_OP_CONVERT) {
+            continue;
+        }
+        if (fmla_format_get((fmla_kv_format)format, &info) != FMLA_OK ||
+            (c->op <= FMLA_OP_CONVERT && !(c->op >= FMLA_OP_MHA_FORWARD && c->op <= FMLA_OP_MHA_BACKWARD) &&
+             info.d_qk != 0 && info.d_qk != c->d_qk)) {
+            return "format and extra have the width d_qk";
+        }
+    }
+    if (c->op == FMLA_OP_FP8_CAST && (c->group < 1 || c->d_qk % (4 * c->group) != 0)) {
+        return "4 * group divides d_qk";
+    }
+    if (c->op == FMLA_OP_PERMUTE_Q_B && (c->group < 1 || c->count % (4 * c->group) != 0)) {
+        return "4 * group divides count";
+    }
+    if (c->op == FMLA_OP_PERMUTE_WV && (c->group < 1 || c->h_q % c->group != 0 || c->group * c->d_v % 128 != 0)) {
+        return "group divides h_q, and 128 divides group * d_v";
+    }
+    return NULL;
+}
+
 int case_parse(test_case *c, const char *text, char *error, size_t error_size)
 {
     char copy[1024];
@@ -225,6 +271,11 @@ int case_parse(test_case *c, const char *text, char *error, size_t error_size)
         if (number == 0) {
             *c = case_default((fmla_operation)c->op);
         }
+    }
+    const char *fault = case_fault(c);
+    if (fault != NULL) {
+        snprintf(error, error_size, "case: %s", fault);
+        return -1;
     }
     return 0;
 }
