@@ -311,6 +311,7 @@ static run_state describe(const problem &x, const tensors &t, int processors)
     p.empty_lse = -INFINITY;
     p.lse_factor = 1;
     p.tile_rows = p.tile_tokens = 64;
+    p.aligned = 1;
     describe_rows(&p.q, on_device(t.q), FMLAC_BF16, x.s_q, x.heads, x.d_qk);
     r.out = on_device(out);
     r.lse = on_device(lse);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * mqa_sm90a.c: when the Hopper attention kernels (sm90a/) take a call, and what they are given: docs/hopper.md. They hold 64
- * rows and 64 tokens a tile; what they cannot read goes to the portable kernels (mqa.c).
+ * mqa_sm90a.c: when the Hopper attention kernels (sm90a/) take a call, and what they are given: docs/hopper.md. They
+ * hold 64 rows and 64 tokens a tile; what they cannot read goes to the portable kernels (mqa.c).
  */
 #include "cuda_host.h"
 
@@ -63,19 +63,20 @@ static bool is_plain(const fmlac_list *list)
     return list->pool.layout == FMLAC_LAYOUT_PLAIN;
 }
 
-/* Whether a pool of 16-bit numbers can be copied 16 bytes at a time. */
+/* 16-bit numbers of the query's type, at any address. */
 static bool reads_plain(const fmlac_mqa *p, const fmlac_list *list)
 {
     const fmlac_pool *pool = &list->pool;
-    return is_plain(list) && pool->element == p->q.dtype && pool->aligned && p->d_qk % 8 == 0;
+    return is_plain(list) && pool->element == p->q.dtype;
 }
 
-/* Whether the expanding producer knows a format: segments of 16 dims with one scale, bf16 dims in whole blocks of 64. */
+/* Whether the expanding producer knows a format: segments of 16 dims with one scale, bf16 dims in whole blocks of
+ * 64. */
 static bool reads_codes(const fmlac_mqa *p, const fmlac_list *list)
 {
     const fmlac_pool *pool = &list->pool;
     const fmlac_pool *first = &p->main.pool;
-    return !is_plain(list) && p->q.dtype == FMLAC_BF16 && pool->aligned && (p->d_qk == 512 || p->d_qk == 576) &&
+    return !is_plain(list) && p->q.dtype == FMLAC_BF16 && (p->d_qk == 512 || p->d_qk == 576) &&
            pool->d_qk == p->d_qk && (pool->element == FMLAC_F8_E4M3 || pool->element == FMLAC_F4_E2M1) &&
            pool->group_shift >= 4 && pool->quant_dims + pool->rope_dims == p->d_qk &&
            (pool->rope_dims == 0 || pool->rope_dims == 64) && pool->quant_dims == first->quant_dims &&
@@ -108,7 +109,7 @@ const fmlac_kernel *fmlac_hopper_choose(const fmlac_state *state, const fmlac_mq
         return NULL;
     }
     bool pages = p->main.kind == FMLAC_LIST_PAGED && p->main.pool.page_size % FMLAC_HOPPER_TOKENS == 0 &&
-                 state->encode_tensor_map;
+                 p->main.pool.aligned && state->encode_tensor_map;
     return &kernels[pages ? PAGES : ROWS][f16][wide];
 }
 

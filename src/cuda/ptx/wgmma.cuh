@@ -19,21 +19,23 @@
 #include "memory.cuh"
 
 /*
- * A tile of blocks [rows][128 bytes], 16-byte chunk c of row r at c ^ (r & 7), every block at a multiple of 1024 bytes:
- * K-major, rows of 8 are 1024 bytes apart; as MN-major, 8 k are 1024 bytes apart and 64 columns `block_bytes`.
- * Advance: K-major 32 bytes per 16 k inside a block; MN-major 2048 bytes per 16 k.
+ * Operands in shared memory are tiles of blocks [rows][128 bytes], 16-byte chunk c of row r at c ^ (r & 7), every block at a
+ * multiple of 1024 bytes: K-major, rows of 8 are 1024 bytes apart; as MN-major, 8 k are 1024 bytes apart and 64 columns
+ * `block_bytes`. This is the lower half of the descriptor; the upper half is the same for all of them.
  */
-PTX_INLINE uint64_t ptx_wgmma_descriptor(uint32_t address, uint32_t block_bytes)
+PTX_INLINE uint32_t ptx_wgmma_tile(uint32_t address, uint32_t block_bytes)
 {
-    uint64_t low = (address & 0x3FFFF) >> 4;
-    return low | (uint64_t)(block_bytes >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+    return (address & 0x3FFFF) >> 4 | block_bytes >> 4 << 16;
 }
 
-/* The same tile, some bytes further on. */
-PTX_INLINE uint64_t ptx_wgmma_advance(uint64_t descriptor, uint32_t bytes)
+/* The same tile, some bytes further on: K-major 32 per 16 k inside a block, MN-major 2048 per 16 k. */
+PTX_INLINE uint32_t ptx_wgmma_advance(uint32_t tile, uint32_t bytes)
 {
-    return descriptor + (bytes >> 4);
+    return tile + (bytes >> 4);
 }
+
+/* Upper half: 8 rows are 1024 bytes apart, swizzled by 128 bytes. */
+#define PTX_WGMMA_UPPER ((1024 >> 4) | 1 << 30)
 
 PTX_INLINE void ptx_wgmma_fence(void)
 {
@@ -64,65 +66,73 @@ template <int N> PTX_INLINE void ptx_wgmma_hold(float *d)
 #define PTX_F32x32(d, i) PTX_F32x8(d, i), PTX_F32x8(d, (i) + 8), PTX_F32x8(d, (i) + 16), PTX_F32x8(d, (i) + 24)
 
 #define PTX_WGMMA_N64_SS(type, d, a, b, p)                                                                             \
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %34, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " \
+    asm volatile("{.reg .pred p; .reg .b64 a, b; setp.ne.b32 p, %34, 0; "                                              \
+        "mov.b64 a, {%32, %35}; mov.b64 b, {%33, %35}; "                                                               \
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " "                                                \
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "                            \
         "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "                                      \
-        "%32, %33, p, 1, 1, 0, 0;}"                                                                                    \
+        "a, b, p, 1, 1, 0, 0;}"                                                                                        \
         : PTX_F32x32(d, 0)                                                                                             \
-        : "l"(a), "l"(b), "r"(p))
+        : "r"(a), "r"(b), "r"(p), "n"(PTX_WGMMA_UPPER))
 
-#define PTX_WGMMA_N128_SS(type, d, a, b, p)                                                                             \
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %66, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " " \
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "                             \
-        "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, "                              \
-        "%34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, "                              \
-        "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "                                       \
-        "%64, %65, p, 1, 1, 0, 1;}"                                                                                     \
-        : PTX_F32x32(d, 0), PTX_F32x32(d, 32)                                                                           \
-        : "l"(a), "l"(b), "r"(p))
+#define PTX_WGMMA_N128_SS(type, d, a, b, p)                                                                            \
+    asm volatile("{.reg .pred p; .reg .b64 a, b; setp.ne.b32 p, %66, 0; "                                              \
+        "mov.b64 a, {%64, %67}; mov.b64 b, {%65, %67}; "                                                               \
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " "                                               \
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "                            \
+        "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, "                             \
+        "%34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, "                             \
+        "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "                                      \
+        "a, b, p, 1, 1, 0, 1;}"                                                                                        \
+        : PTX_F32x32(d, 0), PTX_F32x32(d, 32)                                                                          \
+        : "r"(a), "r"(b), "r"(p), "n"(PTX_WGMMA_UPPER))
 
-#define PTX_WGMMA_N128_RS(type, d, a, b, p)                                                                             \
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %69, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " " \
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "                             \
-        "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, "                              \
-        "%34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, "                              \
-        "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "                                       \
-        "{%64, %65, %66, %67}, %68, p, 1, 1, 1;}"                                                                       \
-        : PTX_F32x32(d, 0), PTX_F32x32(d, 32)                                                                           \
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(p))
+#define PTX_WGMMA_N128_RS(type, d, a, b, p)                                                                            \
+    asm volatile("{.reg .pred p; .reg .b64 b; setp.ne.b32 p, %69, 0; mov.b64 b, {%68, %70}; "                          \
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " "                                               \
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "                            \
+        "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, "                             \
+        "%34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, "                             \
+        "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "                                      \
+        "{%64, %65, %66, %67}, b, p, 1, 1, 1;}"                                                                        \
+        : PTX_F32x32(d, 0), PTX_F32x32(d, 32)                                                                          \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(p), "n"(PTX_WGMMA_UPPER))
 
-#define PTX_WGMMA_N256_SS(type, d, a, b, p)                                                                              \
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %130, 0; wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type " " \
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "                              \
-        "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, "                               \
-        "%34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, "                               \
-        "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, "                               \
-        "%66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, "                               \
-        "%82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, "                               \
-        "%98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "                             \
-        "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, "                                 \
-        "%125, %126, %127}, "                                                                                            \
-        "%128, %129, p, 1, 1, 0, 1;}"                                                                                    \
-        : PTX_F32x32(d, 0), PTX_F32x32(d, 32), PTX_F32x32(d, 64), PTX_F32x32(d, 96)                                      \
-        : "l"(a), "l"(b), "r"(p))
+#define PTX_WGMMA_N256_SS(type, d, a, b, p)                                                                            \
+    asm volatile("{.reg .pred p; .reg .b64 a, b; setp.ne.b32 p, %130, 0; "                                             \
+        "mov.b64 a, {%128, %131}; mov.b64 b, {%129, %131}; "                                                           \
+        "wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type " "                                               \
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "                            \
+        "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, "                             \
+        "%34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, "                             \
+        "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, "                             \
+        "%66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, "                             \
+        "%82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, "                             \
+        "%98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "                           \
+        "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, "                               \
+        "%125, %126, %127}, "                                                                                          \
+        "a, b, p, 1, 1, 0, 1;}"                                                                                        \
+        : PTX_F32x32(d, 0), PTX_F32x32(d, 32), PTX_F32x32(d, 64), PTX_F32x32(d, 96)                                    \
+        : "r"(a), "r"(b), "r"(p), "n"(PTX_WGMMA_UPPER))
 
-#define PTX_WGMMA_N256_RS(type, d, a, b, p)                                                                              \
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %133, 0; wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type " " \
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "                              \
-        "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, "                               \
-        "%34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, "                               \
-        "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, "                               \
-        "%66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, "                               \
-        "%82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, "                               \
-        "%98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "                             \
-        "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, "                                 \
-        "%125, %126, %127}, "                                                                                            \
-        "{%128, %129, %130, %131}, %132, p, 1, 1, 1;}"                                                                   \
-        : PTX_F32x32(d, 0), PTX_F32x32(d, 32), PTX_F32x32(d, 64), PTX_F32x32(d, 96)                                      \
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(p))
+#define PTX_WGMMA_N256_RS(type, d, a, b, p)                                                                            \
+    asm volatile("{.reg .pred p; .reg .b64 b; setp.ne.b32 p, %133, 0; mov.b64 b, {%132, %134}; "                       \
+        "wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type " "                                               \
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "                            \
+        "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, "                             \
+        "%34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, "                             \
+        "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, "                             \
+        "%66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, "                             \
+        "%82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, "                             \
+        "%98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "                           \
+        "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, "                               \
+        "%125, %126, %127}, "                                                                                          \
+        "{%128, %129, %130, %131}, b, p, 1, 1, 1;}"                                                                    \
+        : PTX_F32x32(d, 0), PTX_F32x32(d, 32), PTX_F32x32(d, 64), PTX_F32x32(d, 96)                                    \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(p), "n"(PTX_WGMMA_UPPER))
 
 /* d (64 x 64) = or += A * B^T; accumulate 0: =. */
-template <int F16> PTX_INLINE void ptx_wgmma_n64_ss(float *d, uint64_t a, uint64_t b, int accumulate)
+template <int F16> PTX_INLINE void ptx_wgmma_n64_ss(float *d, uint32_t a, uint32_t b, int accumulate)
 {
     if (F16) {
         PTX_WGMMA_N64_SS("f16", d, a, b, accumulate);
@@ -132,7 +142,7 @@ template <int F16> PTX_INLINE void ptx_wgmma_n64_ss(float *d, uint64_t a, uint64
 }
 
 /* d (64 x 128), A in shared memory. */
-template <int F16> PTX_INLINE void ptx_wgmma_n128_ss(float *d, uint64_t a, uint64_t b, int accumulate)
+template <int F16> PTX_INLINE void ptx_wgmma_n128_ss(float *d, uint32_t a, uint32_t b, int accumulate)
 {
     if (F16) {
         PTX_WGMMA_N128_SS("f16", d, a, b, accumulate);
@@ -142,7 +152,7 @@ template <int F16> PTX_INLINE void ptx_wgmma_n128_ss(float *d, uint64_t a, uint6
 }
 
 /* d (64 x 128), A in registers. */
-template <int F16> PTX_INLINE void ptx_wgmma_n128_rs(float *d, const uint32_t a[4], uint64_t b, int accumulate)
+template <int F16> PTX_INLINE void ptx_wgmma_n128_rs(float *d, const uint32_t a[4], uint32_t b, int accumulate)
 {
     if (F16) {
         PTX_WGMMA_N128_RS("f16", d, a, b, accumulate);
@@ -152,7 +162,7 @@ template <int F16> PTX_INLINE void ptx_wgmma_n128_rs(float *d, const uint32_t a[
 }
 
 /* d (64 x 256). */
-template <int F16> PTX_INLINE void ptx_wgmma_n256_ss(float *d, uint64_t a, uint64_t b, int accumulate)
+template <int F16> PTX_INLINE void ptx_wgmma_n256_ss(float *d, uint32_t a, uint32_t b, int accumulate)
 {
     if (F16) {
         PTX_WGMMA_N256_SS("f16", d, a, b, accumulate);
@@ -161,7 +171,7 @@ template <int F16> PTX_INLINE void ptx_wgmma_n256_ss(float *d, uint64_t a, uint6
     }
 }
 
-template <int F16> PTX_INLINE void ptx_wgmma_n256_rs(float *d, const uint32_t a[4], uint64_t b, int accumulate)
+template <int F16> PTX_INLINE void ptx_wgmma_n256_rs(float *d, const uint32_t a[4], uint32_t b, int accumulate)
 {
     if (F16) {
         PTX_WGMMA_N256_RS("f16", d, a, b, accumulate);

@@ -59,19 +59,16 @@ static __device__ __forceinline__ uint32_t use_parity(uint32_t n)
 }
 
 /* Tile t of a piece lies in slot t & 1, whatever came before: a row's bits depend on its own piece only. */
-typedef struct slot_uses {
-    uint32_t even, odd; /* of slots 0 and 1, before this piece */
-} slot_uses;
+typedef uint32_t slot_uses; /* bit s: parity of the uses of slot s before this piece */
 
-static __device__ __forceinline__ uint32_t tile_parity(const slot_uses &uses, uint32_t t)
+static __device__ __forceinline__ uint32_t tile_parity(slot_uses uses, uint32_t t)
 {
-    return ((t & 1 ? uses.odd : uses.even) + (t >> 1)) & 1;
+    return ((uses >> (t & 1)) + (t >> 1)) & 1;
 }
 
-static __device__ __forceinline__ void uses_add(slot_uses *uses, uint32_t tiles)
+static __device__ __forceinline__ slot_uses uses_after(slot_uses uses, uint32_t tiles)
 {
-    uses->even += (tiles + 1) >> 1;
-    uses->odd += tiles >> 1;
+    return uses ^ ((tiles + 1) >> 1 & 1) ^ (tiles & 2);
 }
 
 /* The block that is loaded and multiplied as number `at` (0..8) in a slot: the slot's own half comes first. */

@@ -49,11 +49,13 @@
 #include "source_pages.cuh"
 #include "source_rows.cuh"
 
-/* 32-bit shared addresses and descriptors of a warpgroup. */
+#include <stddef.h>
+
+/* Tiles as operands, and shared addresses, of a warpgroup. */
 typedef struct relay_view {
-    uint64_t q, own_k;     /* K-major */
-    uint64_t own_v, other_v; /* MN-major: this warpgroup's half of the output dims */
-    uint64_t other_weights;
+    uint32_t q, own_k;       /* K-major */
+    uint32_t own_v, other_v; /* MN-major: this warpgroup's half of the output dims */
+    uint32_t other_weights;
     uint32_t own_weights, own_tile;
     int group, thread, warp; /* warpgroup; thread and warp in it */
 } relay_view;
@@ -85,7 +87,7 @@ static __device__ __forceinline__ void start_scores(float s[32], const relay_vie
 
 /* o = or += weights (registers) * values, ends with the commit. */
 template <int F16, int WIDE>
-static __device__ __forceinline__ void start_values_rs(float o[128], const uint32_t a[16], uint64_t values, int accumulate)
+static __device__ __forceinline__ void start_values_rs(float o[128], const uint32_t a[16], uint32_t values, int accumulate)
 {
     ptx_wgmma_hold<128>(o);
     ptx_wgmma_fence();
@@ -104,13 +106,13 @@ static __device__ __forceinline__ void start_values_rs(float o[128], const uint3
 
 /* The same, weights in shared memory. */
 template <int F16, int WIDE>
-static __device__ __forceinline__ void start_values_ss(float o[128], uint64_t weights, uint64_t values, int accumulate)
+static __device__ __forceinline__ void start_values_ss(float o[128], uint32_t weights, uint32_t values, int accumulate)
 {
     ptx_wgmma_hold<128>(o);
     ptx_wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        uint64_t a = ptx_wgmma_advance(weights, k * 32);
+        uint32_t a = ptx_wgmma_advance(weights, k * 32);
         if (WIDE) {
             ptx_wgmma_n256_ss<F16>(o, a, ptx_wgmma_advance(values, k * 2048), k > 0 || accumulate);
         } else {
@@ -224,7 +226,7 @@ static __device__ __forceinline__ void tile_masks(const piece &c, const relay_vi
 /* One piece of `tiles` tiles. Leaves sums, references and the output unnormalised. */
 template <int BLOCKS, int F16, int SOURCE>
 static __device__ __forceinline__ void attend(float o[128], softmax_rows &rows, const relay_view &v, plan<BLOCKS> *m,
-                                              const piece &c, const slot_uses &uses, uint32_t tiles)
+                                              const piece &c, slot_uses uses, uint32_t tiles)
 {
     constexpr int WIDE = SOURCE != SOURCE_CODES;
     float s[32], factor[2];
@@ -285,36 +287,39 @@ static __device__ __forceinline__ void attend(float o[128], softmax_rows &rows, 
     }
 }
 
-template <int BLOCKS> static __device__ __forceinline__ relay_view view_of(plan<BLOCKS> *m, int group)
+template <int BLOCKS> static __device__ __forceinline__ relay_view view_of(int group)
 {
     relay_view v;
+    const uint32_t base = ptx_shared_address(ptx_shared()), tile_bytes = BLOCKS * BLOCK_BYTES;
     uint32_t half = group * 4 * BLOCK_BYTES;
-    uint32_t own = ptx_shared_address(m->k[group]), other = ptx_shared_address(m->k[1 - group]);
-    uint32_t weights = ptx_shared_address(m->weights);
+    uint32_t own = base + offsetof(plan<BLOCKS>, k) + group * tile_bytes;
+    uint32_t other = base + offsetof(plan<BLOCKS>, k) + tile_bytes - group * tile_bytes;
+    uint32_t weights = base + offsetof(plan<BLOCKS>, weights);
     v.group = group;
     v.thread = threadIdx.x % 128;
     v.warp = v.thread / 32;
     v.own_tile = own;
     v.own_weights = BLOCKS == 9 ? own + 8 * BLOCK_BYTES : weights + group * BLOCK_BYTES;
-    v.q = ptx_wgmma_descriptor(ptx_shared_address(m->q), BLOCK_BYTES);
-    v.own_k = ptx_wgmma_descriptor(own, BLOCK_BYTES);
-    v.own_v = ptx_wgmma_descriptor(own + half, BLOCK_BYTES);
-    v.other_v = ptx_wgmma_descriptor(other + half, BLOCK_BYTES);
-    v.other_weights = ptx_wgmma_descriptor(BLOCKS == 9 ? other + 8 * BLOCK_BYTES : weights + (1 - group) * BLOCK_BYTES,
-                                           BLOCK_BYTES);
+    v.q = ptx_wgmma_tile(base + offsetof(plan<BLOCKS>, q), BLOCK_BYTES);
+    v.own_k = ptx_wgmma_tile(own, BLOCK_BYTES);
+    v.own_v = ptx_wgmma_tile(own + half, BLOCK_BYTES);
+    v.other_v = ptx_wgmma_tile(other + half, BLOCK_BYTES);
+    v.other_weights = ptx_wgmma_tile(BLOCKS == 9 ? other + 8 * BLOCK_BYTES : weights + BLOCK_BYTES - group * BLOCK_BYTES,
+                                     BLOCK_BYTES);
     return v;
 }
 
 /* Everything that an MMA warpgroup does. */
 template <int BLOCKS, int F16, int SOURCE>
-static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> *m, int group)
+static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> *m)
 {
+    int group = __shfl_sync(0xFFFFFFFFu, (int)(threadIdx.x / 128), 0);
     if (threadIdx.x / 32 == SCOUT_WARP) {
         walk_begin(p, &m->walk, threadIdx.x % 32);
         scout_piece(p, m, 0);
     }
-    relay_view v = view_of(m, group);
-    slot_uses uses = {0, 0};
+    relay_view v = view_of<BLOCKS>(group);
+    slot_uses uses = 0;
 #pragma unroll 1
     for (uint32_t i = 0;; i++) {
         ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[i & 1]), use_parity(i));
@@ -344,7 +349,7 @@ static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> 
         if (threadIdx.x % 32 == 0) {
             ptx_mbarrier_arrive(ptx_shared_address(&m->piece_free[i & 1]));
         }
-        uses_add(&uses, tiles);
+        uses = uses_after(uses, tiles);
     }
 }
 
@@ -373,16 +378,15 @@ template <int BLOCKS, int F16, int SOURCE> static __device__ __forceinline__ voi
     const fmlac_mqa &p = all.mqa;
     constexpr int PRODUCER_WARPS = SOURCE == SOURCE_CODES ? 8 : 4;
     plan<BLOCKS> *m = (plan<BLOCKS> *)ptx_shared();
-    int group = __shfl_sync(0xFFFFFFFFu, (int)(threadIdx.x / 128), 0);
     if (threadIdx.x == 0) {
         init_barriers<BLOCKS, SOURCE>(m, PRODUCER_WARPS);
     }
     __syncthreads();
     ptx_grid_wait();
     ptx_grid_launch_dependents();
-    if (group < 2) {
+    if (__shfl_sync(0xFFFFFFFFu, (int)(threadIdx.x / 128), 0) < 2) {
         ptx_registers_take<SOURCE == SOURCE_CODES ? 200 : 216>();
-        consume<BLOCKS, F16, SOURCE>(p, m, group);
+        consume<BLOCKS, F16, SOURCE>(p, m);
     } else {
         ptx_registers_give<SOURCE == SOURCE_CODES ? 56 : 72>();
         if (SOURCE == SOURCE_PAGES) {

@@ -47,4 +47,13 @@ static __device__ __forceinline__ token_place find_token(const fmlac_mqa &p, con
     return place;
 }
 
+/* 0 .. 8 numbers of two bytes from any address, zeros behind them, to shared memory. */
+static __device__ __forceinline__ void copy_bytes(uint32_t to, const uint8_t *from, int count)
+{
+#pragma unroll 1
+    for (int i = 0; i < 8; i++) {
+        ptx_store_shared_u16(to + 2 * i, (uint16_t)(i < count ? bytes_u16(from + 2 * i) : 0));
+    }
+}
+
 #endif

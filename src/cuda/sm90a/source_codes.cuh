@@ -63,7 +63,18 @@ static __device__ __forceinline__ void load_pass(const fmlac_mqa &p, const token
     if (!row || dim >= pool.quant_dims) {
         return;
     }
-    if (pool.element == FMLAC_F4_E2M1) {
+    if (!pool.aligned) {
+        bool fp4 = pool.element == FMLAC_F4_E2M1;
+        const uint8_t *from = row + (fp4 ? dim / 2 : dim);
+        uint32_t *x = raw->codes[i];
+#pragma unroll 1
+        for (int j = fp4 ? 7 : 15; j >= 0; j--) {
+            x[3] = x[3] << 8 | x[2] >> 24;
+            x[2] = x[2] << 8 | x[1] >> 24;
+            x[1] = x[1] << 8 | x[0] >> 24;
+            x[0] = x[0] << 8 | from[j];
+        }
+    } else if (pool.element == FMLAC_F4_E2M1) {
         uint2 x = *(const uint2 *)(row + dim / 2);
         raw->codes[i][0] = x.x;
         raw->codes[i][1] = x.y;
@@ -76,7 +87,8 @@ static __device__ __forceinline__ void load_pass(const fmlac_mqa &p, const token
     }
     int group = dim >> pool.group_shift;
     if (pool.scale == FMLAC_F32) {
-        raw->scale[i] = *(const uint32_t *)(row + place.scales + group * 4);
+        const uint8_t *scale = row + place.scales + group * 4;
+        raw->scale[i] = pool.aligned ? *(const uint32_t *)scale : bytes_u32(scale);
     } else if (pool.scale != FMLAC_NONE) {
         raw->scale[i] = row[place.scales + group];
     }
@@ -163,7 +175,12 @@ static __device__ __forceinline__ void copy_rope(const fmlac_mqa &p, const token
         const fmlac_pool &pool = pool_of(p, place.extra);
         if (chunk * 8 < pool.rope_dims) {
             uint32_t to = tile + chunk_offset(warp * WARP_TOKENS + token, pool.quant_dims / 8 + chunk);
-            ptx_copy_async_16(to, place.row ? place.row + pool.rope_offset + chunk * 16 : pool.data, place.row ? 16 : 0);
+            const uint8_t *from = place.row ? place.row + pool.rope_offset + chunk * 16 : pool.data;
+            if (pool.aligned) {
+                ptx_copy_async_16(to, from, place.row ? 16 : 0);
+            } else {
+                copy_bytes(to, from, place.row ? 8 : 0);
+            }
         }
     }
     ptx_copy_async_commit();
@@ -222,7 +239,7 @@ static __device__ __forceinline__ void expand_tile(const fmlac_mqa &p, plan<BLOC
 template <int BLOCKS> static __device__ __forceinline__ void produce_codes(const fmlac_mqa &p, plan<BLOCKS> *m)
 {
     int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32 % CODE_WARPS, 0), lane = threadIdx.x % 32;
-    slot_uses uses = {0, 0};
+    slot_uses uses = 0;
 #pragma unroll 1
     for (uint32_t i = 0;; i++) {
         ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[i & 1]), use_parity(i));
@@ -250,7 +267,7 @@ template <int BLOCKS> static __device__ __forceinline__ void produce_codes(const
             expand_tile(p, m, t & 1, tile_parity(uses, t), &raw, w, mine, entry, warp);
             entry = t + 2 < tiles ? fetch_entry(p, w, mine + TOKENS) : -1;
         }
-        uses_add(&uses, tiles);
+        uses = uses_after(uses, tiles);
         __syncwarp();
         if (lane == 0) {
             ptx_mbarrier_arrive(ptx_shared_address(&m->piece_free[i & 1]));

@@ -48,7 +48,7 @@ template <int BLOCKS> static __device__ __forceinline__ void produce_pages(const
         return;
     }
     ptx_tma_prefetch_map(&all.pages);
-    slot_uses uses = {0, 0};
+    slot_uses uses = 0;
 #pragma unroll 1
     for (uint32_t i = 0;; i++) {
         ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[i & 1]), use_parity(i));
@@ -62,7 +62,7 @@ template <int BLOCKS> static __device__ __forceinline__ void produce_pages(const
         for (int32_t t = begin; t < end; t++) {
             copy_tile(all, w, m, (t - begin) & 1, tile_parity(uses, t - begin), t);
         }
-        uses_add(&uses, end - begin);
+        uses = uses_after(uses, end - begin);
         ptx_mbarrier_arrive(ptx_shared_address(&m->piece_free[i & 1]));
     }
 }

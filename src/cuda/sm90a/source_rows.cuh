@@ -52,14 +52,24 @@ static __device__ __forceinline__ void copy_rows(const fmlac_mqa &p, const fmlac
         for (int at = 2 * portion; at < last; at++) {
             int block = block_at(at, slot);
             uint32_t to = ptx_shared_address(m->k[slot][block]) + chunk_offset(thread / 8, chunk);
-            bool inside = block * 64 + chunk * 8 < p.d_qk;
+            int inside = p.d_qk - (block * 64 + chunk * 8);
 #pragma unroll
             for (int i = 0; i < ROW_COPIES; i++) {
-                bool copied = inside && (there >> i & 1) != 0;
-                ptx_copy_async_16(to + i * 16 * 128, copied ? from[i] + block * 128 : p.main.pool.data, copied ? 16 : 0);
+                bool copied = inside > 0 && (there >> i & 1) != 0;
+                if (p.aligned) {
+                    ptx_copy_async_16(to + i * 16 * 128, copied ? from[i] + block * 128 : p.main.pool.data,
+                                      copied ? 16 : 0);
+                } else {
+                    copy_bytes(to + i * 16 * 128, from[i] + block * 128, copied ? inside : 0);
+                }
             }
         }
-        ptx_mbarrier_arrive_copies(full);
+        if (p.aligned) {
+            ptx_mbarrier_arrive_copies(full);
+        } else {
+            ptx_fence_async_proxy();
+            ptx_mbarrier_arrive(full);
+        }
         if (portion == PORTIONS - 1 && thread < 32) {
             for (int h = 0; h < 2; h++) {
                 const token_place place = find_token(p, w, tile * TOKENS + thread + 32 * h, e.lane[h]);
@@ -78,7 +88,7 @@ static __device__ __forceinline__ void copy_rows(const fmlac_mqa &p, const fmlac
 template <int BLOCKS> static __device__ __forceinline__ void produce_rows(const fmlac_mqa &p, plan<BLOCKS> *m)
 {
     int thread = threadIdx.x - MMA_WARPS * 32;
-    slot_uses uses = {0, 0};
+    slot_uses uses = 0;
 #pragma unroll 1
     for (uint32_t i = 0;; i++) {
         ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[i & 1]), use_parity(i));
@@ -100,7 +110,7 @@ template <int BLOCKS> static __device__ __forceinline__ void produce_rows(const 
             copy_rows(p, w, m, (t - begin) & 1, tile_parity(uses, t - begin), t, thread, now);
             now = next;
         }
-        uses_add(&uses, end - begin);
+        uses = uses_after(uses, end - begin);
         __syncwarp();
         if (thread % 32 == 0) {
             ptx_mbarrier_arrive(ptx_shared_address(&m->piece_free[i & 1]));
