@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * hopper_probe.cu: the Hopper attention kernels alone, without the library: small problems against a double reference,
- * from the simplest on, so that the first line that is wrong says which part is; then times of large ones.
+ * from the simplest on (budget: one file that builds alone), so that the first line that is wrong says which part is;
+ * then times of large ones.
  *
- *   nvcc -std=c++17 -O3 -lineinfo -gencode=arch=compute_90a,code=sm_90a -Isrc/cuda tests/device/hopper_probe.cu -o probe
+ *   nvcc -O3 -gencode=arch=compute_90a,code=sm_90a -Isrc/cuda tests/device/hopper_probe.cu -o probe
  *   ./probe            checks, then times
  *   ./probe check      checks only;   ./probe time   times only
  *
@@ -184,7 +185,8 @@ static void make_token(const problem &x, uint8_t *bytes, float *key)
             scale = (float)of_e4m3(bytes[256 + d / 16]);
         }
         uint8_t nibble = bytes[d / 2] >> (d % 2 * 4) & 15;
-        float code = x.source == V41_FP4 ? (nibble & 8 ? -e2m1[nibble & 7] : e2m1[nibble & 7]) : (float)of_e4m3(bytes[d]);
+        float code =
+            x.source == V41_FP4 ? (nibble & 8 ? -e2m1[nibble & 7] : e2m1[nibble & 7]) : (float)of_e4m3(bytes[d]);
         key[d] = code * scale;
     }
 }
@@ -267,15 +269,16 @@ static void encode(fmlac_mqa_sm90a *all)
                                      CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
     void *function = nullptr;
     cudaDriverEntryPointQueryResult found;
-    must(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found), "driver");
+    must(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found),
+         "driver");
     const fmlac_pool &pool = all->mqa.main.pool;
     cuuint64_t dims[4] = {(cuuint64_t)pool.d_qk, (cuuint64_t)pool.page_size, (cuuint64_t)pool.num_pages, 1};
     cuuint64_t strides[3] = {(cuuint64_t)pool.token_stride, (cuuint64_t)pool.page_stride, (cuuint64_t)pool.page_stride};
     cuuint32_t box[4] = {64, 64, 1, 1}, steps[4] = {1, 1, 1, 1};
-    CUresult result = ((encode_tiled)function)((CUtensorMap *)&all->pages, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, pool.data,
-                                               dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                                               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    CUresult result =
+        ((encode_tiled)function)((CUtensorMap *)&all->pages, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, pool.data, dims,
+                                 strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result != CUDA_SUCCESS) {
         printf("cuTensorMapEncodeTiled: %d\n", (int)result);
         exit(1);
@@ -345,12 +348,12 @@ static run_state describe(const problem &x, const tensors &t, int processors)
     }
     bool wide = x.d_qk > 512;
     r.threads = x.source >= V32 ? 512 : 384;
-    r.kernel = x.source == PAGES     ? wide ? (const void *)fmlak_mqa_pages_bf16_576_sm90a
-                                            : (const void *)fmlak_mqa_pages_bf16_512_sm90a
-               : x.source == ROWS_16 ? wide ? (const void *)fmlak_mqa_rows_bf16_576_sm90a
-                                            : (const void *)fmlak_mqa_rows_bf16_512_sm90a
-               : wide                ? (const void *)fmlak_mqa_codes_bf16_576_sm90a
-                                     : (const void *)fmlak_mqa_codes_bf16_512_sm90a;
+    r.kernel = x.source == PAGES
+                   ? wide ? (const void *)fmlak_mqa_pages_bf16_576_sm90a : (const void *)fmlak_mqa_pages_bf16_512_sm90a
+               : x.source == ROWS_16
+                   ? wide ? (const void *)fmlak_mqa_rows_bf16_576_sm90a : (const void *)fmlak_mqa_rows_bf16_512_sm90a
+               : wide ? (const void *)fmlak_mqa_codes_bf16_576_sm90a
+                      : (const void *)fmlak_mqa_codes_bf16_512_sm90a;
     if (x.source == PAGES) {
         encode(&r.all);
     }
@@ -407,7 +410,8 @@ struct errors {
     int64_t worst_row;
 };
 
-static errors compare(const problem &x, const tensors &t, const std::vector<uint16_t> &out, const std::vector<float> &lse)
+static errors compare(const problem &x, const tensors &t, const std::vector<uint16_t> &out,
+                      const std::vector<float> &lse)
 {
     errors e = {0, 0, 0, -1};
     double worst = 0;
@@ -492,8 +496,8 @@ static int check(const problem &x, int processors)
     size_t rows = (size_t)x.batch * x.s_q * x.heads;
     errors e = compare(x, t, from_device<uint16_t>(r.out, rows * 512), from_device<float>(r.lse, rows));
     bool good = e.lse < 1e-4 * (1 + fabs(x.scale) * 20) && e.left < 1.0 / 128 && e.right < 1.0 / 128;
-    printf("%-30s %s  lse %.2e  out %.2e | %.2e  worst row %lld\n", x.name, good ? "good " : "WRONG", e.lse, e.left, e.right,
-           (long long)e.worst_row);
+    printf("%-30s %s  lse %.2e  out %.2e | %.2e  worst row %lld\n", x.name, good ? "good " : "WRONG", e.lse, e.left,
+           e.right, (long long)e.worst_row);
     fflush(stdout);
     return good ? 0 : 1;
 }
@@ -578,7 +582,8 @@ int main(int argc, char **argv)
             failures += result != 0;
             if (result < 0) {
 #ifndef FLASHMLA_EMULATE_H
-                printf("stuck: %u block %u thread %u barrier at byte %u parity %u (plan<9>: full at %u, free at %u, pieces at %u)\n",
+                printf("stuck: %u block %u thread %u barrier at byte %u parity %u (plan<9>: full at %u, free at %u, "
+                       "pieces at %u)\n",
                        report->count, report->block, report->thread, report->barrier, report->parity,
                        (unsigned)offsetof(plan<9>, full), (unsigned)offsetof(plan<9>, free),
                        (unsigned)offsetof(plan<9>, piece_full));

@@ -27,8 +27,8 @@ static __device__ __forceinline__ int64_t quotient(int64_t a, int64_t b)
     return (int64_t)((uint32_t)a / (uint32_t)b);
 }
 #else
-/* a / b of numbers that are not negative. A 64-bit division is long and large kernels need many, so there is one copy; files
- * of small kernels, where a call costs more registers than it saves, define FMLAC_INLINE_DIVISION. */
+/* a / b of numbers that are not negative. A 64-bit division is long and large kernels need many, so there is one
+ * copy; files of small kernels, where a call costs more registers than it saves, define FMLAC_INLINE_DIVISION. */
 #ifdef FMLAC_INLINE_DIVISION
 #define FMLAC_DIVISION __forceinline__
 #else

@@ -7,8 +7,8 @@
 
 /* L2 eviction priorities, as the policies that createpolicy makes. */
 #define PTX_L2_EVICT_NORMAL 0x1000000000000000ull
-#define PTX_L2_EVICT_FIRST 0x12F0000000000000ull
-#define PTX_L2_EVICT_LAST 0x14F0000000000000ull
+#define PTX_L2_EVICT_FIRST  0x12F0000000000000ull
+#define PTX_L2_EVICT_LAST   0x14F0000000000000ull
 
 PTX_INLINE void ptx_tma_prefetch_map(const void *map)
 {
@@ -29,9 +29,10 @@ PTX_INLINE void ptx_tma_load_4d(uint32_t shared, const void *map, uint32_t barri
 /* A run of bytes; both addresses and the size are multiples of 16. */
 PTX_INLINE void ptx_bulk_load(uint32_t shared, const void *global, uint32_t bytes, uint32_t barrier)
 {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
-                 "l"(global), "r"(bytes), "r"(barrier)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
+        "l"(global), "r"(bytes), "r"(barrier)
+        : "memory");
 }
 
 #endif

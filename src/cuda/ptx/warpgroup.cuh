@@ -37,8 +37,8 @@ PTX_INLINE void ptx_fence_async_proxy(void)
 /* Four 8x8 matrices of 16-bit elements; lane l names the 16 bytes of row l % 8 of matrix l / 8. */
 PTX_INLINE void ptx_stmatrix_x4(uint32_t address, const uint32_t r[4])
 {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]), "r"(r[1]),
-                 "r"(r[2]), "r"(r[3])
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]),
+                 "r"(r[1]), "r"(r[2]), "r"(r[3])
                  : "memory");
 }
 

@@ -11,8 +11,8 @@
 #define OUT_COLUMNS 512
 
 /* lse and maximum of a row go out (`store`: this thread does it); returns what the output is multiplied by. */
-static __device__ __forceinline__ float finish_row(const fmlac_mqa &p, const piece &c, int row, float reference, float max,
-                                                   float sum, bool store)
+static __device__ __forceinline__ float finish_row(const fmlac_mqa &p, const piece &c, int row, float reference,
+                                                   float max, float sum, bool store)
 {
     bool lonely = sum == 0.0f;
     float base2 = reference + log2f(sum);
@@ -45,7 +45,8 @@ static __device__ __forceinline__ float finish_row(const fmlac_mqa &p, const pie
 }
 
 /* Two rows of a thread as 16-bit numbers: neighbouring lanes swap pairs, so that four lanes write 32 bytes on end. */
-static __device__ __forceinline__ void store_16(const float o[128], const float factor[2], uint16_t *const to[2], bool f16)
+static __device__ __forceinline__ void store_16(const float o[128], const float factor[2], uint16_t *const to[2],
+                                                bool f16)
 {
     int q = threadIdx.x % 4;
     bool odd = q & 1;
@@ -53,8 +54,8 @@ static __device__ __forceinline__ void store_16(const float o[128], const float 
     for (int j = 0; j < 32; j += 2) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            float x[4] = {o[4 * j + 2 * h] * factor[h], o[4 * j + 2 * h + 1] * factor[h], o[4 * j + 4 + 2 * h] * factor[h],
-                          o[4 * j + 4 + 2 * h + 1] * factor[h]};
+            float x[4] = {o[4 * j + 2 * h] * factor[h], o[4 * j + 2 * h + 1] * factor[h],
+                          o[4 * j + 4 + 2 * h] * factor[h], o[4 * j + 4 + 2 * h + 1] * factor[h]};
             uint32_t low = f16 ? ptx_pack_f16(x[0], x[1]) : ptx_pack_bf16(x[0], x[1]);
             uint32_t high = f16 ? ptx_pack_f16(x[2], x[3]) : ptx_pack_bf16(x[2], x[3]);
             uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, odd ? low : high, 1);

@@ -13,14 +13,14 @@
 #include "plan.cuh"
 
 #define LOG2_E 1.4426950408889634f
-#define LN_2 0.6931471805599453f
-#define LAZY 8.0f
+#define LN_2   0.6931471805599453f
+#define LAZY   8.0f
 
 typedef struct softmax_rows {
     float scale;        /* logits in base 2 = score * scale; any sign */
     float reference[2]; /* -infinity before the first attended token */
     float max[2];
-    float sum[2];       /* of this thread's columns */
+    float sum[2]; /* of this thread's columns */
 } softmax_rows;
 
 /* 2^(from - to), 1 where nothing moved (also from -infinity to -infinity). */
@@ -30,7 +30,8 @@ static __device__ __forceinline__ float shrink(float from, float to)
 }
 
 /* Scores to base 2; tokens that are not there, or that a row does not see, become -infinity. */
-static __device__ __forceinline__ void scale_scores(float s[32], float scale, const uint32_t mask[2], const int32_t limit[2])
+static __device__ __forceinline__ void scale_scores(float s[32], float scale, const uint32_t mask[2],
+                                                    const int32_t limit[2])
 {
     int q = threadIdx.x % 4;
     bool all = (mask[0] & mask[1]) == 0xFFFFFFFFu && limit[0] >= TOKENS && limit[1] >= TOKENS;
