@@ -12,19 +12,20 @@
 #include "ptx/warpgroup.cuh"
 
 #define BLOCK_BYTES 8192
-#define MMA_WARPS 8
-#define SCOUT_WARP 7
-#define PORTIONS 4 /* of a tile: two blocks each, the last also holds block 8 */
+#define MMA_WARPS   8
+#define SCOUT_WARP  7
+#define PORTIONS    4 /* of a tile: two blocks each, the last also holds block 8 */
 
 /* Token sources. */
 #define SOURCE_PAGES 0 /* 16-bit numbers, pages of a multiple of 64 tokens, by TMA */
-#define SOURCE_ROWS 1  /* 16-bit numbers, any list, by cp.async */
+#define SOURCE_ROWS  1 /* 16-bit numbers, any list, by cp.async */
 #define SOURCE_CODES 2 /* quantised tokens, any list, expanded by the producer warps */
 
 /* Named barriers; 0 is __syncthreads. */
-#define BARRIER_WEIGHTS 1   /* + slot: weights of the tile in that slot are published (one warpgroup arrives, one waits) */
-#define BARRIER_GROUP 3     /* + warpgroup: the 128 threads of an MMA warpgroup */
-#define BARRIER_MMA 5       /* both MMA warpgroups */
+#define BARRIER_WEIGHTS                                                                                                \
+    1                   /* + slot: weights of the tile in that slot are published (one warpgroup arrives, one waits) */
+#define BARRIER_GROUP 3 /* + warpgroup: the 128 threads of an MMA warpgroup */
+#define BARRIER_MMA   5 /* both MMA warpgroups */
 
 /* Where a token lies. */
 typedef struct token_place {
@@ -41,13 +42,15 @@ template <int BLOCKS> struct plan {
     unsigned char weights[BLOCKS == 8 ? 2 * BLOCK_BYTES : 1024];
     float reference[2][ROWS]; /* of the weights in a slot, base 2 */
     float sum[2][ROWS], max[2][ROWS];
-    uint32_t mask[2][2];      /* tokens of a slot that are there */
+    uint32_t mask[2][2]; /* tokens of a slot that are there */
+    uint32_t more[2];    /* another tile of the piece follows */
     uint64_t full[2][PORTIONS];
-    uint64_t free[2][2];      /* per slot: dims 0..255, 256..511; block 8 goes with the half that is not the slot's own */
+    uint64_t free[2][2]; /* per slot: dims 0..255, 256..511; block 8 goes with the half that is not the slot's own */
     uint64_t piece_full[2], piece_free[2];
     piece pieces[2];
-    token_place places[2][TOKENS]; /* CODES: of the tokens of a slot */
-    piece_walk walk;          /* the scout's own */
+    uint32_t entries[8][2 * TOKENS]; /* of a producer warp: what it found in the list and has not copied yet */
+    token_place places[2][TOKENS];   /* CODES: of the tokens of a slot */
+    piece_walk walk;                 /* the scout's own */
 };
 
 static_assert(sizeof(plan<8>) <= 232448 && sizeof(plan<9>) <= 232448, "a block of sm_90 has 227 KiB");
@@ -84,7 +87,8 @@ static __device__ __forceinline__ uint32_t chunk_offset(uint32_t row, uint32_t c
 }
 
 /* The scout (a warp) finds piece number i once everybody has left the piece before the last. */
-template <int BLOCKS> static __device__ __forceinline__ void scout_piece(const fmlac_mqa &p, plan<BLOCKS> *m, uint32_t i)
+template <int BLOCKS>
+static __device__ __forceinline__ void scout_piece(const fmlac_mqa &p, plan<BLOCKS> *m, uint32_t i)
 {
     int lane = threadIdx.x % 32;
     ptx_mbarrier_wait(ptx_shared_address(&m->piece_free[i & 1]), use_parity(i) ^ 1);

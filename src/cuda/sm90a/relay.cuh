@@ -15,11 +15,11 @@
  * SHARED MEMORY  struct plan (plan.cuh): Q | two slots of one tile | weights, references, row sums | barriers | pieces.
  *
  * BARRIERS       arrivals               made by                      waited for by    protects
- *   full[s][4]     1 + bytes / threads / warps  producers: a portion of a tile is there   both warpgroups
- *   free[s][2]     4 (one per warp)       warpgroup h, done with half h  producers        slot s, dims 256h .. 256h + 255
+ *   full[s][4]     1 + bytes / threads / warps: producers, a portion of a tile is there   both warpgroups
+ *   free[s][2]     4 (one per warp)       warpgroup h, done with half h  producers        slot s, its dims 256h..
  *   piece_full[2]  1                      scout                        everybody        pieces[]
  *   piece_free[2]  one per warp           MMA warps, producers         scout            pieces[]
- *   named 1 + s    256                    warpgroup s                  warpgroup 1 - s  weights and references of slot s
+ *   named 1 + s    256                    warpgroup s                  warpgroup 1 - s  weights, references of slot s
  *   named 3 + w    128                    warpgroup w                  itself           its writes into a tile
  *   named 5        256                    both warpgroups              both             Q, row sums
  * Block 8 (the rope dims) of slot s goes with half 1 - s: it holds the weights of slot s, which warpgroup 1 - s reads.
@@ -27,7 +27,7 @@
  * ORDER of a warpgroup w, for its own tiles t of a piece (t & 1 == w; the other warpgroup is half a step ahead or
  * behind):
  *   scores of t                           waits full[w]; 4 products per block, in the order of arrival
- *   += weights of t - 1 * values of t - 1 waits named 1 + (1 - w), follows the references; behind the scores in the same queue
+ *   += weights of t - 1 * values of t - 1 waits named 1 + (1 - w), follows the references; behind the scores
  *   weights of t                          while the product with t - 1 runs; then frees t - 1's half w
  *   publish the weights of t              to shared memory, with their references; arrives at named 1 + w
  *   += weights of t * values of t         weights from registers; frees t's half w
@@ -78,8 +78,8 @@ static __device__ __forceinline__ void start_scores(float s[32], const relay_vie
         uint32_t offset = at < 8 ? ((at * BLOCK_BYTES) ^ (v.group * 4 * BLOCK_BYTES)) : 8 * BLOCK_BYTES;
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-            ptx_wgmma_n64_ss<F16>(s, ptx_wgmma_advance(v.q, offset + k * 32), ptx_wgmma_advance(v.own_k, offset + k * 32),
-                                  at + k > 0);
+            ptx_wgmma_n64_ss<F16>(s, ptx_wgmma_advance(v.q, offset + k * 32),
+                                  ptx_wgmma_advance(v.own_k, offset + k * 32), at + k > 0);
         }
     }
     ptx_wgmma_commit();
@@ -87,7 +87,8 @@ static __device__ __forceinline__ void start_scores(float s[32], const relay_vie
 
 /* o = or += weights (registers) * values, ends with the commit. */
 template <int F16, int WIDE>
-static __device__ __forceinline__ void start_values_rs(float o[128], const uint32_t a[16], uint32_t values, int accumulate)
+static __device__ __forceinline__ void start_values_rs(float o[128], const uint32_t a[16], uint32_t values,
+                                                       int accumulate)
 {
     ptx_wgmma_hold<128>(o);
     ptx_wgmma_fence();
@@ -117,7 +118,8 @@ static __device__ __forceinline__ void start_values_ss(float o[128], uint32_t we
             ptx_wgmma_n256_ss<F16>(o, a, ptx_wgmma_advance(values, k * 2048), k > 0 || accumulate);
         } else {
             ptx_wgmma_n128_ss<F16>(o, a, ptx_wgmma_advance(values, k * 2048), k > 0 || accumulate);
-            ptx_wgmma_n128_ss<F16>(o + 64, a, ptx_wgmma_advance(values, 2 * BLOCK_BYTES + k * 2048), k > 0 || accumulate);
+            ptx_wgmma_n128_ss<F16>(o + 64, a, ptx_wgmma_advance(values, 2 * BLOCK_BYTES + k * 2048),
+                                   k > 0 || accumulate);
         }
     }
     ptx_wgmma_commit();
@@ -201,8 +203,7 @@ static __device__ __forceinline__ void meet_other(float o[128], softmax_rows &ro
     }
 }
 
-template <int BLOCKS>
-static __device__ __forceinline__ void release(const relay_view &v, plan<BLOCKS> *m, int slot)
+template <int BLOCKS> static __device__ __forceinline__ void release(const relay_view &v, plan<BLOCKS> *m, int slot)
 {
     if (v.thread % 32 == 0) {
         ptx_mbarrier_arrive(ptx_shared_address(&m->free[slot][v.group]));
@@ -213,8 +214,8 @@ static __device__ __forceinline__ void release(const relay_view &v, plan<BLOCKS>
 
 /* The tokens of tile `tile` of the list that this thread's rows see, and those that are there. */
 template <int BLOCKS>
-static __device__ __forceinline__ void tile_masks(const piece &c, const relay_view &v, const plan<BLOCKS> *m, int64_t first,
-                                                  uint32_t mask[2], int32_t limit[2])
+static __device__ __forceinline__ void tile_masks(const piece &c, const relay_view &v, const plan<BLOCKS> *m,
+                                                  int64_t first, uint32_t mask[2], int32_t limit[2])
 {
     int row = v.warp * 16 + v.thread % 32 / 4;
     for (int h = 0; h < 2; h++) {
@@ -223,16 +224,26 @@ static __device__ __forceinline__ void tile_masks(const piece &c, const relay_vi
     }
 }
 
-/* One piece of `tiles` tiles. Leaves sums, references and the output unnormalised. */
+/* Whether a tile follows tile t, which lies in the other warpgroup's slot; waits until that is known. */
+template <int BLOCKS>
+static __device__ __forceinline__ bool another_after(const relay_view &v, const plan<BLOCKS> *m, uint32_t parity)
+{
+    ptx_mbarrier_wait(ptx_shared_address(&m->full[1 - v.group][PORTIONS - 1]), parity);
+    return *(const volatile uint32_t *)&m->more[1 - v.group] != 0;
+}
+
+/* One piece; `any`: it has tiles. Leaves sums, references and the output unnormalised. Returns the number of tiles. */
 template <int BLOCKS, int F16, int SOURCE>
-static __device__ __forceinline__ void attend(float o[128], softmax_rows &rows, const relay_view &v, plan<BLOCKS> *m,
-                                              const piece &c, slot_uses uses, uint32_t tiles)
+static __device__ __forceinline__ uint32_t attend(float o[128], softmax_rows &rows, const relay_view &v,
+                                                  plan<BLOCKS> *m, const piece &c, slot_uses uses, bool any)
 {
     constexpr int WIDE = SOURCE != SOURCE_CODES;
     float s[32], factor[2];
     uint32_t a[16];
+    uint32_t t = any ? v.group : 0;
+    bool mine = any && (v.group == 0 || another_after(v, m, tile_parity(uses, 0))), last = !any;
 #pragma unroll 1
-    for (uint32_t t = v.group; t < tiles; t += 2) {
+    while (mine) {
         int64_t first = (int64_t)(c.begin + (int32_t)t) * TOKENS;
         uint32_t parity = tile_parity(uses, t);
         if (SOURCE == SOURCE_PAGES && first + TOKENS > c.work.main_count) {
@@ -274,17 +285,21 @@ static __device__ __forceinline__ void attend(float o[128], softmax_rows &rows, 
             rescale(o, factor);
         }
         start_values_rs<F16, WIDE>(o, a, v.own_v, t > 0);
+        last = *(const volatile uint32_t *)&m->more[v.group] == 0;
         ptx_wgmma_wait<0>();
         ptx_wgmma_hold<128>(o);
         release(v, m, v.group);
+        mine = !last && another_after(v, m, tile_parity(uses, t + 1));
+        t += last ? 1 : 2;
     }
-    if (tiles > 0 && ((tiles - 1) & 1) != (uint32_t)v.group) {
-        meet_other<BLOCKS>(o, rows, v, m, tile_parity(uses, tiles - 1));
-        start_values_ss<F16, WIDE>(o, v.other_weights, v.other_v, tiles > 1);
+    if (!last) { /* tile t - 1 is the other's, and the last */
+        meet_other<BLOCKS>(o, rows, v, m, tile_parity(uses, t - 1));
+        start_values_ss<F16, WIDE>(o, v.other_weights, v.other_v, t > 1);
         ptx_wgmma_wait<0>();
         ptx_wgmma_hold<128>(o);
         release(v, m, 1 - v.group);
     }
+    return t;
 }
 
 template <int BLOCKS> static __device__ __forceinline__ relay_view view_of(int group)
@@ -304,8 +319,8 @@ template <int BLOCKS> static __device__ __forceinline__ relay_view view_of(int g
     v.own_k = ptx_wgmma_tile(own, BLOCK_BYTES);
     v.own_v = ptx_wgmma_tile(own + half, BLOCK_BYTES);
     v.other_v = ptx_wgmma_tile(other + half, BLOCK_BYTES);
-    v.other_weights = ptx_wgmma_tile(BLOCKS == 9 ? other + 8 * BLOCK_BYTES : weights + BLOCK_BYTES - group * BLOCK_BYTES,
-                                     BLOCK_BYTES);
+    v.other_weights = ptx_wgmma_tile(
+        BLOCKS == 9 ? other + 8 * BLOCK_BYTES : weights + BLOCK_BYTES - group * BLOCK_BYTES, BLOCK_BYTES);
     return v;
 }
 
@@ -336,14 +351,15 @@ static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> 
             scout_piece(p, m, i + 1);
         }
         float o[128];
-        softmax_rows rows = {p.scale * LOG2_E, {-FMLAC_INFINITY, -FMLAC_INFINITY}, {-FMLAC_INFINITY, -FMLAC_INFINITY}, {0, 0}};
+        softmax_rows rows = {
+            p.scale * LOG2_E, {-FMLAC_INFINITY, -FMLAC_INFINITY}, {-FMLAC_INFINITY, -FMLAC_INFINITY}, {0, 0}};
         if (tiles == 0) {
 #pragma unroll
             for (int j = 0; j < 128; j++) {
                 o[j] = 0.0f;
             }
         }
-        attend<BLOCKS, F16, SOURCE>(o, rows, v, m, c, uses, tiles);
+        tiles = attend<BLOCKS, F16, SOURCE>(o, rows, v, m, c, uses, tiles > 0);
         store_rows<BLOCKS>(p, c, o, rows, m, group);
         __syncwarp();
         if (threadIdx.x % 32 == 0) {
@@ -355,14 +371,16 @@ static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> 
 
 /* ---- the block --------------------------------------------------------------------------------------------------- */
 
-template <int BLOCKS, int SOURCE> static __device__ __forceinline__ void init_barriers(plan<BLOCKS> *m, int producer_warps)
+template <int BLOCKS, int SOURCE>
+static __device__ __forceinline__ void init_barriers(plan<BLOCKS> *m, int producer_warps)
 {
     int readers = SOURCE == SOURCE_PAGES ? 1 : producer_warps; /* producer warps that read pieces */
     uint32_t arrivals = SOURCE == SOURCE_PAGES ? 1 : SOURCE == SOURCE_ROWS ? producer_warps * 32 : producer_warps;
     for (int i = 0; i < 2; i++) {
         for (int j = 0; j < PORTIONS; j++) {
             /* the last portion also brings the mask: one arrival more */
-            ptx_mbarrier_init(ptx_shared_address(&m->full[i][j]), arrivals + (SOURCE == SOURCE_ROWS && j == PORTIONS - 1));
+            ptx_mbarrier_init(ptx_shared_address(&m->full[i][j]),
+                              arrivals + (SOURCE == SOURCE_ROWS && j == PORTIONS - 1));
         }
         ptx_mbarrier_init(ptx_shared_address(&m->free[i][0]), 4);
         ptx_mbarrier_init(ptx_shared_address(&m->free[i][1]), 4);

@@ -13,9 +13,9 @@
 
 #include "source.cuh"
 
-#define CODE_WARPS 8
+#define CODE_WARPS  8
 #define WARP_TOKENS (TOKENS / CODE_WARPS)
-#define PASSES (WARP_TOKENS / 2)
+#define PASSES      (WARP_TOKENS / 2)
 
 /* What a lane holds of the half that is on its way. */
 typedef struct raw_half {
@@ -29,12 +29,12 @@ static __device__ __forceinline__ const fmlac_pool &pool_of(const fmlac_mqa &p, 
     return extra & 1 ? p.extra.pool : p.main.pool;
 }
 
-/* Lanes 0..7 stand for the warp's tokens; entry: this lane's. */
-static __device__ __forceinline__ void place_tokens(const fmlac_mqa &p, const fmlac_work &w, int32_t position,
-                                                        int32_t entry, token_place *places)
+/* Lanes 0..7 stand for the warp's tokens of the tile that begins the buffer. */
+static __device__ __forceinline__ void place_tokens(const fmlac_mqa &p, const fmlac_work &w, const uint32_t *buffer,
+                                                    int32_t have, int32_t tile, token_place *places, int warp)
 {
     int lane = threadIdx.x % 32;
-    token_place place = find_token(p, w, position, entry);
+    token_place place = find_token(p, w, buffer, have, tile, warp * WARP_TOKENS + lane % WARP_TOKENS);
     __syncwarp();
     if (lane < WARP_TOKENS) {
         places[lane] = place;
@@ -165,8 +165,7 @@ static __device__ __forceinline__ void expand_pass(const fmlac_mqa &p, const raw
 }
 
 /* The bf16 part of the warp's tokens; lane: chunk lane % 8 of tokens lane / 8 and lane / 8 + 4. */
-static __device__ __forceinline__ void copy_rope(const fmlac_mqa &p, const token_place *places, uint32_t tile,
-                                                 int warp)
+static __device__ __forceinline__ void copy_rope(const fmlac_mqa &p, const token_place *places, uint32_t tile, int warp)
 {
     int lane = threadIdx.x % 32, chunk = lane % 8;
 #pragma unroll 1
@@ -193,12 +192,23 @@ static __device__ __forceinline__ int rope_half(const fmlac_mqa &p, int slot)
     return p.main.pool.quant_dims >= 512 ? 1 - slot : 1;
 }
 
-/* A tile: expands what is under way, starts the loads of its second half and of the next tile's first one. `entry`:
- * the next tile's, at `position`. */
+/* Finds the next tile's tokens; true: another tile follows it. */
+static __device__ __forceinline__ bool find_next(const fmlac_mqa &p, const fmlac_work &w, list_scan *scan,
+                                                 uint32_t *buffer, int32_t tile, token_place *places, int warp)
+{
+    scan_fill(p, w, scan, buffer);
+    place_tokens(p, w, buffer, scan->have, tile, places, warp);
+    bool more = scan->have > TOKENS;
+    scan_drop(scan, buffer);
+    return more;
+}
+
+/* A tile: expands what is under way, starts the loads of its second half and of the next tile's first one. `next`:
+ * number of the next tile, `more`: there is one. Returns whether one follows that. */
 template <int BLOCKS>
-static __device__ __forceinline__ void expand_tile(const fmlac_mqa &p, plan<BLOCKS> *m, int slot,
-                                                   uint32_t parity, raw_half *raw, const fmlac_work &w, int32_t position, int32_t entry,
-                                                   int warp)
+static __device__ __forceinline__ bool expand_tile(const fmlac_mqa &p, plan<BLOCKS> *m, int slot, uint32_t parity,
+                                                   raw_half *raw, const fmlac_work &w, list_scan *scan, int32_t next,
+                                                   bool more, int warp)
 {
     int lane = threadIdx.x % 32;
     uint32_t tile = ptx_shared_address(m->k[slot]);
@@ -215,9 +225,10 @@ static __device__ __forceinline__ void expand_tile(const fmlac_mqa &p, plan<BLOC
             uint32_t there = __ballot_sync(0xFFFFFFFFu, places[lane % WARP_TOKENS].row != nullptr);
             if (lane == 0) {
                 ((volatile uint8_t *)m->mask[slot])[warp] = (uint8_t)there;
+                m->more[slot] = more;
             }
             places = m->places[1 - slot] + warp * WARP_TOKENS;
-            place_tokens(p, w, position, entry, places);
+            more = find_next(p, w, scan, m->entries[warp], next, places, warp);
         }
 #pragma unroll
         for (int i = 0; i < PASSES; i++) {
@@ -234,6 +245,7 @@ static __device__ __forceinline__ void expand_tile(const fmlac_mqa &p, plan<BLOC
             ptx_mbarrier_arrive(ptx_shared_address(&m->full[slot][2 * step + 1]));
         }
     }
+    return more;
 }
 
 template <int BLOCKS> static __device__ __forceinline__ void produce_codes(const fmlac_mqa &p, plan<BLOCKS> *m)
@@ -249,25 +261,27 @@ template <int BLOCKS> static __device__ __forceinline__ void produce_codes(const
         }
         const fmlac_work &w = c.work;
         int32_t begin = __shfl_sync(0xFFFFFFFFu, c.begin, 0), tiles = __shfl_sync(0xFFFFFFFFu, c.end, 0) - begin;
-        int32_t mine = begin * TOKENS + warp * WARP_TOKENS + lane % WARP_TOKENS;
         raw_half raw;
+        list_scan scan;
         raw.extra = 0;
-        if (tiles > 0) {
+        bool there = tiles > 0, more = false;
+        if (there) {
             token_place *places = m->places[0] + warp * WARP_TOKENS;
-            place_tokens(p, w, mine, fetch_entry(p, w, mine), places);
+            scan_begin(p, w, begin, begin + tiles, &scan);
+            more = find_next(p, w, &scan, m->entries[warp], begin, places, warp);
 #pragma unroll
             for (int j = 0; j < PASSES; j++) {
                 load_pass(p, places, j, 0, &raw);
             }
         }
-        int32_t entry = tiles > 1 ? fetch_entry(p, w, mine + TOKENS) : -1;
+        int32_t t = 0;
 #pragma unroll 1
-        for (int32_t t = 0; t < tiles; t++) {
-            mine += TOKENS;
-            expand_tile(p, m, t & 1, tile_parity(uses, t), &raw, w, mine, entry, warp);
-            entry = t + 2 < tiles ? fetch_entry(p, w, mine + TOKENS) : -1;
+        for (; there; t++) {
+            bool next = expand_tile(p, m, t & 1, tile_parity(uses, t), &raw, w, &scan, begin + t + 1, more, warp);
+            there = more;
+            more = next;
         }
-        uses = uses_after(uses, tiles);
+        uses = uses_after(uses, t);
         __syncwarp();
         if (lane == 0) {
             ptx_mbarrier_arrive(ptx_shared_address(&m->piece_free[i & 1]));

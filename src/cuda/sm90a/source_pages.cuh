@@ -11,8 +11,8 @@
 
 /* Tile `tile` of the list, into a slot. */
 template <int BLOCKS>
-static __device__ __forceinline__ void copy_tile(const fmlac_mqa_sm90a &all, const fmlac_work &w, plan<BLOCKS> *m, int slot,
-                                                 uint32_t parity, int32_t tile)
+static __device__ __forceinline__ void copy_tile(const fmlac_mqa_sm90a &all, const fmlac_work &w, plan<BLOCKS> *m,
+                                                 int slot, uint32_t parity, int32_t tile, bool more)
 {
     const fmlac_mqa &p = all.mqa;
     int32_t position = tile * TOKENS;
@@ -31,6 +31,7 @@ static __device__ __forceinline__ void copy_tile(const fmlac_mqa_sm90a &all, con
             uint64_t mask = !there ? 0 : left >= 64 ? ~0ull : (1ull << left) - 1;
             m->mask[slot][0] = (uint32_t)mask;
             m->mask[slot][1] = (uint32_t)(mask >> 32);
+            m->more[slot] = more;
         }
         int last = portion == PORTIONS - 1 ? BLOCKS : 2 * portion + 2;
         ptx_mbarrier_arrive_expect(full, (last - 2 * portion) * BLOCK_BYTES);
@@ -60,7 +61,7 @@ template <int BLOCKS> static __device__ __forceinline__ void produce_pages(const
         int32_t begin = c.begin, end = c.end;
 #pragma unroll 1
         for (int32_t t = begin; t < end; t++) {
-            copy_tile(all, w, m, (t - begin) & 1, tile_parity(uses, t - begin), t);
+            copy_tile(all, w, m, (t - begin) & 1, tile_parity(uses, t - begin), t, t + 1 < end);
         }
         uses = uses_after(uses, end - begin);
         ptx_mbarrier_arrive(ptx_shared_address(&m->piece_free[i & 1]));

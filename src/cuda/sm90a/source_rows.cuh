@@ -10,34 +10,17 @@
 
 #define ROW_COPIES 4 /* rows of a tile that a thread takes part in */
 
-/* List entries of a thread's rows, and of the tokens of the lane for the mask. */
-typedef struct row_entries {
-    int32_t row[ROW_COPIES];
-    int32_t lane[2];
-} row_entries;
-
-static __device__ __forceinline__ void fetch_rows(const fmlac_mqa &p, const fmlac_work &w, int32_t tile, int thread,
-                                                  row_entries *e)
-{
-#pragma unroll
-    for (int i = 0; i < ROW_COPIES; i++) {
-        e->row[i] = fetch_entry(p, w, tile * TOKENS + thread / 8 + 16 * i);
-    }
-    for (int h = 0; h < 2 && thread < 32; h++) {
-        e->lane[h] = fetch_entry(p, w, tile * TOKENS + thread + 32 * h);
-    }
-}
-
 template <int BLOCKS>
 static __device__ __forceinline__ void copy_rows(const fmlac_mqa &p, const fmlac_work &w, plan<BLOCKS> *m, int slot,
-                                                 uint32_t parity, int32_t tile, int thread, const row_entries &e)
+                                                 uint32_t parity, const uint32_t *buffer, int32_t have, int32_t tile,
+                                                 int thread)
 {
     int chunk = thread % 8;
     const uint8_t *from[ROW_COPIES];
     uint32_t there = 0;
 #pragma unroll
     for (int i = 0; i < ROW_COPIES; i++) {
-        token_place place = find_token(p, w, tile * TOKENS + thread / 8 + 16 * i, e.row[i]);
+        token_place place = find_token(p, w, buffer, have, tile, thread / 8 + 16 * i);
         there |= (uint32_t)(place.row != nullptr) << i;
         from[i] = (place.row ? place.row : p.main.pool.data) + chunk * 16;
     }
@@ -72,13 +55,14 @@ static __device__ __forceinline__ void copy_rows(const fmlac_mqa &p, const fmlac
         }
         if (portion == PORTIONS - 1 && thread < 32) {
             for (int h = 0; h < 2; h++) {
-                const token_place place = find_token(p, w, tile * TOKENS + thread + 32 * h, e.lane[h]);
+                const token_place place = find_token(p, w, buffer, have, tile, thread + 32 * h);
                 uint32_t mask = __ballot_sync(0xFFFFFFFFu, place.row != nullptr);
                 if (thread == 0) {
                     m->mask[slot][h] = mask;
                 }
             }
             if (thread == 0) {
+                m->more[slot] = have > TOKENS;
                 ptx_mbarrier_arrive(full);
             }
         }
@@ -88,6 +72,7 @@ static __device__ __forceinline__ void copy_rows(const fmlac_mqa &p, const fmlac
 template <int BLOCKS> static __device__ __forceinline__ void produce_rows(const fmlac_mqa &p, plan<BLOCKS> *m)
 {
     int thread = threadIdx.x - MMA_WARPS * 32;
+    uint32_t *buffer = m->entries[thread / 32];
     slot_uses uses = 0;
 #pragma unroll 1
     for (uint32_t i = 0;; i++) {
@@ -97,20 +82,19 @@ template <int BLOCKS> static __device__ __forceinline__ void produce_rows(const 
             break;
         }
         const fmlac_work &w = c.work;
-        int32_t begin = c.begin, end = c.end;
-        row_entries now, next;
+        int32_t begin = c.begin, end = c.end, t = 0;
+        list_scan scan;
         if (begin < end) {
-            fetch_rows(p, w, begin, thread, &now);
+            scan_begin(p, w, begin, end, &scan);
         }
 #pragma unroll 1
-        for (int32_t t = begin; t < end; t++) {
-            if (t + 1 < end) {
-                fetch_rows(p, w, t + 1, thread, &next);
-            }
-            copy_rows(p, w, m, (t - begin) & 1, tile_parity(uses, t - begin), t, thread, now);
-            now = next;
+        for (bool more = begin < end; more; t++) {
+            scan_fill(p, w, &scan, buffer);
+            more = scan.have > TOKENS;
+            copy_rows(p, w, m, t & 1, tile_parity(uses, t), buffer, scan.have, begin + t, thread);
+            scan_drop(&scan, buffer);
         }
-        uses = uses_after(uses, end - begin);
+        uses = uses_after(uses, t);
         __syncwarp();
         if (thread % 32 == 0) {
             ptx_mbarrier_arrive(ptx_shared_address(&m->piece_free[i & 1]));
