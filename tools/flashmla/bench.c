@@ -217,6 +217,7 @@ static cJSON *limits_json(const station *stations, int count)
         cJSON *one = cJSON_CreateObject();
         cJSON_AddNumberToObject(one, "threads", fmla_context_threads(stations[i].engine.context));
         cJSON_AddNumberToObject(one, "fma_gflops", stations[i].limit.fma);
+        cJSON_AddNumberToObject(one, "fma_avx2_gflops", stations[i].limit.fma_avx2);
         cJSON_AddNumberToObject(one, "dot_bf16_gflops", stations[i].limit.dot_bf16);
         cJSON_AddNumberToObject(one, "read_gbps", stations[i].limit.read);
         cJSON_AddItemToArray(list, one);

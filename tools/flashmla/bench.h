@@ -29,7 +29,8 @@ void bench_shapes_free(bench_shapes *list);
 
 /* What this machine can do at most, measured; 0: not known. */
 typedef struct bench_limit {
-    double fma;      /* fp32 multiply-adds, GFLOP/s */
+    double fma;      /* fp32 multiply-adds, GFLOP/s, in the widest vectors */
+    double fma_avx2; /* the same in 256-bit vectors; 0: none here */
     double dot_bf16; /* bf16 dot products into fp32, GFLOP/s; 0 where the processor has none */
     double read;     /* GB/s from memory */
 } bench_limit;

@@ -86,12 +86,14 @@ __attribute__((target("avx512f,avx512bf16"))) static double dot_avx512(volatile 
     return 2.0 * 32 * CHAINS * ROUNDS;
 }
 
+static chain_kernel fma_avx2_kernel(void)
+{
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? fma_avx2 : NULL;
+}
+
 static chain_kernel fma_kernel(void)
 {
-    if (__builtin_cpu_supports("avx512f")) {
-        return fma_avx512;
-    }
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? fma_avx2 : NULL;
+    return __builtin_cpu_supports("avx512f") ? fma_avx512 : fma_avx2_kernel();
 }
 
 static chain_kernel dot_kernel(void)
@@ -120,6 +122,11 @@ static double fma_neon(volatile float *sink)
     return 2.0 * 4 * CHAINS * ROUNDS;
 }
 
+static chain_kernel fma_avx2_kernel(void)
+{
+    return NULL;
+}
+
 static chain_kernel fma_kernel(void)
 {
     return fma_neon;
@@ -131,6 +138,11 @@ static chain_kernel dot_kernel(void)
 }
 
 #else
+
+static chain_kernel fma_avx2_kernel(void)
+{
+    return NULL;
+}
 
 static chain_kernel fma_kernel(void)
 {
@@ -259,8 +271,9 @@ static double measure(chain_kernel kernel, int32_t threads)
 bench_limit bench_peak(int32_t threads)
 {
     bench_limit limit = {0};
-    chain_kernel fma = fma_kernel(), dot = dot_kernel();
+    chain_kernel fma = fma_kernel(), narrow = fma_avx2_kernel(), dot = dot_kernel();
     limit.fma = measure(fma ? fma : fma_plain, threads) * 1e-9;
+    limit.fma_avx2 = narrow == fma ? (narrow ? limit.fma : 0) : measure(narrow, threads) * 1e-9;
     limit.dot_bf16 = dot ? measure(dot, threads) * 1e-9 : 0;
     limit.read = measure(NULL, threads) * 1e-9;
     return limit;
@@ -269,5 +282,8 @@ bench_limit bench_peak(int32_t threads)
 double bench_compute_limit(const bench_limit *limit, fmla_isa isa)
 {
     bool dots = isa == FMLA_ISA_AVX512BF16 || isa == FMLA_ISA_AMX;
-    return dots && limit->dot_bf16 > 0 ? limit->dot_bf16 : limit->fma;
+    if (dots && limit->dot_bf16 > 0) {
+        return limit->dot_bf16;
+    }
+    return isa == FMLA_ISA_AVX2 && limit->fma_avx2 > 0 ? limit->fma_avx2 : limit->fma;
 }

@@ -54,11 +54,11 @@ typedef struct demo_result {
     verdict verdict;
 } demo_result;
 
-/* 128 heads where a dense step over all requests (262k tokens) takes no longer than 0.7 s, else fewer. */
+/* 128 heads where a dense step over all requests (262k tokens) takes no longer than 1 s, else fewer. */
 static int64_t choose_heads(double gflops)
 {
     int64_t heads = 128;
-    while (heads > 8 && 262144.0 * 2 * 1088 * (double)heads * 1e-9 > 0.7 * 0.5 * gflops) {
+    while (heads > 8 && 262144.0 * 2 * 1088 * (double)heads * 1e-9 > 1.0 * 0.6 * gflops) {
         heads /= 2;
     }
     return heads;
