@@ -12,7 +12,7 @@
 
 #include "../sm90a/params.h"
 
-#define SHORT_MAX (INT32_MAX - 4096) /* the kernels count positions, slots and rows in 32 bits */
+#define SHORT_MAX  (INT32_MAX - 4096) /* the kernels count positions, slots and rows in 32 bits */
 #define SHARED_MAX 232448
 
 extern void fmlak_mqa_pages_bf16_512_sm90a(void);
@@ -26,7 +26,10 @@ extern void fmlak_mqa_rows_f16_576_sm90a(void);
 extern void fmlak_mqa_codes_bf16_512_sm90a(void);
 extern void fmlak_mqa_codes_bf16_576_sm90a(void);
 
-#define HOPPER(name, dtype, warps) {name, #name, dtype, FMLAC_HOPPER_ROWS, FMLAC_HOPPER_TOKENS, warps, 227}
+#define HOPPER(name, dtype, warps)                                                                                     \
+    {                                                                                                                  \
+        name, #name, dtype, FMLAC_HOPPER_ROWS, FMLAC_HOPPER_TOKENS, warps, 227                                         \
+    }
 
 /* [source: pages, rows, codes][dtype: bf16, fp16][dims: 512, 576] */
 static const fmlac_kernel kernels[3][2][2] = {
@@ -76,11 +79,11 @@ static bool reads_codes(const fmlac_mqa *p, const fmlac_list *list)
 {
     const fmlac_pool *pool = &list->pool;
     const fmlac_pool *first = &p->main.pool;
-    return !is_plain(list) && p->q.dtype == FMLAC_BF16 && (p->d_qk == 512 || p->d_qk == 576) &&
-           pool->d_qk == p->d_qk && (pool->element == FMLAC_F8_E4M3 || pool->element == FMLAC_F4_E2M1) &&
-           pool->group_shift >= 4 && pool->quant_dims + pool->rope_dims == p->d_qk &&
-           (pool->rope_dims == 0 || pool->rope_dims == 64) && pool->quant_dims == first->quant_dims &&
-           pool->rope_offset % 16 == 0 && (pool->scale != FMLAC_F32 || pool->scale_offset % 4 == 0) &&
+    return !is_plain(list) && p->q.dtype == FMLAC_BF16 && (p->d_qk == 512 || p->d_qk == 576) && pool->d_qk == p->d_qk &&
+           (pool->element == FMLAC_F8_E4M3 || pool->element == FMLAC_F4_E2M1) && pool->group_shift >= 4 &&
+           pool->quant_dims + pool->rope_dims == p->d_qk && (pool->rope_dims == 0 || pool->rope_dims == 64) &&
+           pool->quant_dims == first->quant_dims && pool->rope_offset % 16 == 0 &&
+           (pool->scale != FMLAC_F32 || pool->scale_offset % 4 == 0) &&
            pool->page_size * (pool->token_stride + pool->scale_row_bytes) <= SHORT_MAX;
 }
 

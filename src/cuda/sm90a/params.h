@@ -5,7 +5,7 @@
 
 #include "common/params.h"
 
-#define FMLAC_HOPPER_ROWS 64   /* rows of queries of a block */
+#define FMLAC_HOPPER_ROWS   64 /* rows of queries of a block */
 #define FMLAC_HOPPER_TOKENS 64 /* tokens of a tile */
 
 /* A TMA descriptor (CUtensorMap): 128 opaque bytes, aligned to 64. */

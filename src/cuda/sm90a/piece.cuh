@@ -11,21 +11,21 @@
 #include "common/work.cuh"
 #include "sm90a/params.h"
 
-#define ROWS FMLAC_HOPPER_ROWS
+#define ROWS   FMLAC_HOPPER_ROWS
 #define TOKENS FMLAC_HOPPER_TOKENS
 
 typedef struct piece {
     fmlac_work work;
-    int64_t place;        /* of the partial result, -1: the piece is a whole list */
-    int32_t begin, end;   /* token tiles: positions TOKENS * begin and on of the list */
-    int32_t there;        /* 0: no more pieces */
-    int32_t all_see;      /* tokens that every row sees; INT32_MAX for index lists */
-    int32_t seen[ROWS];   /* tokens that a row sees */
+    int64_t place;      /* of the partial result, -1: the piece is a whole list */
+    int32_t begin, end; /* token tiles: positions TOKENS * begin and on of the list */
+    int32_t there;      /* 0: no more pieces */
+    int32_t all_see;    /* tokens that every row sees; INT32_MAX for index lists */
+    int32_t seen[ROWS]; /* tokens that a row sees */
 } piece;
 
 /* Where the scout is. */
 typedef struct piece_walk {
-    int64_t at;     /* direct: number of the next piece; cut: the next unit */
+    int64_t at; /* direct: number of the next piece; cut: the next unit */
     int64_t column;
     int64_t low, high; /* cut: costs of this part */
 } piece_walk;

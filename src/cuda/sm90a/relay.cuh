@@ -14,14 +14,16 @@
  *
  * SHARED MEMORY  struct plan (plan.cuh): Q | two slots of one tile | weights, references, row sums | barriers | pieces.
  *
- * BARRIERS       arrivals               made by                      waited for by    protects
- *   full[s][4]     1 + bytes / threads / warps: producers, a portion of a tile is there   both warpgroups
- *   free[s][2]     4 (one per warp)       warpgroup h, done with half h  producers        slot s, its dims 256h..
- *   piece_full[2]  1                      scout                        everybody        pieces[]
- *   piece_free[2]  one per warp           MMA warps, producers         scout            pieces[]
- *   named 1 + s    256                    warpgroup s                  warpgroup 1 - s  weights, references of slot s
- *   named 3 + w    128                    warpgroup w                  itself           its writes into a tile
- *   named 5        256                    both warpgroups              both             Q, row sums
+ * BARRIERS       arrivals                       made by                       waited for by    protects
+ *   full[s][4]     PAGES 1 and the bytes,         producers: a portion (two     both warpgroups  the portion; with the
+ *                  ROWS 128 threads (and 1 for    blocks, the last one three)                    last one mask and
+ *                  the mask), CODES 8 warps       of a tile is there                             more[] of the slot
+ *   free[s][2]     4 (one per warp)               warpgroup h, done with half h producers        half h of slot s
+ *   piece_full[2]  1                              scout                         everybody        pieces[]
+ *   piece_free[2]  8 + PAGES 1, ROWS 4, CODES 8   warps that read pieces        scout            pieces[]
+ *   named 1 + s    256                            warpgroup s                   warpgroup 1 - s  weights, references
+ *   named 3 + w    128                            warpgroup w                   itself           its writes into a tile
+ *   named 5        256                            both warpgroups               both             Q, row sums
  * Block 8 (the rope dims) of slot s goes with half 1 - s: it holds the weights of slot s, which warpgroup 1 - s reads.
  *
  * ORDER of a warpgroup w, for its own tiles t of a piece (t & 1 == w; the other warpgroup is half a step ahead or
@@ -31,7 +33,9 @@
  *   weights of t                          while the product with t - 1 runs; then frees t - 1's half w
  *   publish the weights of t              to shared memory, with their references; arrives at named 1 + w
  *   += weights of t * values of t         weights from registers; frees t's half w
- * If the last tile is the other's, its product follows at the end. The first product overwrites the output.
+ * If the last tile is the other's, its product follows at the end. The first product overwrites the output. How many
+ * tiles a piece has is known only as they come: producers leave out entries that name no token, more[] says if a tile
+ * follows.
  *
  * MASKS A token that is not there has a zero row and, by mask, the score -infinity. Where rows of Q see different
  * numbers of tokens, values that are not finite are set to 0, once the scores are taken, in tokens that some row does

@@ -2,8 +2,8 @@
 /*
  * emulate_hopper.cpp: what sm_90a adds: barriers in shared memory, named barriers, bulk copies, products of warpgroups.
  *
- * Asynchronous things happen late or early, by chance: a bulk copy in a later round, a product when it is issued or when
- * it is waited for. Whoever reads or overwrites too early sees wrong numbers.
+ * Asynchronous things happen late or early, by chance: a bulk copy in a later round, a product when it is issued or
+ * when it is waited for. Whoever reads or overwrites too early sees wrong numbers.
  */
 #include "emulate.h"
 
