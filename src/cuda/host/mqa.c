@@ -93,14 +93,15 @@ static const fmlac_kernel *choose(const fmlac_state *state, const fmlac_mqa *p, 
     return best;
 }
 
-/* Rows that share a list, at most; of ragged batches the average. */
+/* Rows that share a list, at most. Ragged batches: the average; batch-invariant ones: those of one query token. */
 static int64_t rows_of_unit(const fmlai_mqa *p)
 {
     int64_t group = p->h_q / p->h_kv;
     if (p->main.kind != FMLAI_LIST_PAGED) {
         return group;
     }
-    int64_t queries = p->cu_seqlens_q ? fmlac_ceil(p->num_tokens, p->batch > 0 ? p->batch : 1) : p->s_q;
+    int64_t average = p->batch_invariant ? 1 : fmlac_ceil(p->num_tokens, p->batch > 0 ? p->batch : 1);
+    int64_t queries = p->cu_seqlens_q ? average : p->s_q;
     return group * (queries > 0 ? queries : 1);
 }
 
