@@ -236,13 +236,7 @@ static int write_json(const bench_options *o, const station *stations, int count
     }
     cJSON_AddItemToObject(root, "peaks", limits_json(stations, count));
     cJSON_AddItemReferenceToObject(root, "records", records);
-    char *text = cJSON_Print(root);
-    cJSON_Delete(root);
-    FILE *f = strcmp(o->json, "-") == 0 ? stdout : fopen(o->json, "w");
-    int bad = text == NULL || f == NULL || fprintf(f, "%s\n", text) < 0;
-    bad |= f != NULL && f != stdout && fclose(f) != 0;
-    free(text);
-    return bad ? cli_error("cannot write %s", o->json) : CLI_OK;
+    return cli_write_json(o->json, root);
 }
 
 /* On the CPU without --threads: one thread, then all. */
@@ -357,12 +351,7 @@ int cmd_bench(int argc, char **argv)
     };
     bench_options o = {.shared = CLI_OPTIONS_INIT, .operation = -1, .shapes = FLASHMLA_SHAPES_DIR};
     bench_shapes list = {0};
-    for (struct option *own = table; own->name != NULL; own++) {
-        if (own->val == CLI_OPTION_JSON) {
-            own->has_arg = required_argument; /* here it names a file */
-            own->val = OPTION_JSON_FILE;
-        }
-    }
+    cli_json_names_file(table, OPTION_JSON_FILE);
     o.shared.device = FMLA_DEVICE_CPU;
     for (int option; (option = cli_getopt(argc, argv, table)) != -1;) {
         if (option == CLI_OPTION_HELP) {

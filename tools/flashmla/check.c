@@ -252,13 +252,7 @@ static int write_json(const char *path, cJSON *records, const engine *e)
     cJSON_AddStringToObject(root, "backend", fmla_device_name(fmla_context_device(e->context)));
     cJSON_AddStringToObject(root, "isa", fmla_isa_name(fmla_context_isa(e->context)));
     cJSON_AddItemToObject(root, "cases", records);
-    char *text = cJSON_Print(root);
-    cJSON_Delete(root);
-    FILE *f = strcmp(path, "-") == 0 ? stdout : fopen(path, "w");
-    int bad = text == NULL || f == NULL || fprintf(f, "%s\n", text) < 0;
-    bad |= f != NULL && f != stdout && fclose(f) != 0;
-    free(text);
-    return bad ? cli_error("cannot write %s", path) : CLI_OK;
+    return cli_write_json(path, root);
 }
 
 static int64_t run_ids(checker *k, const check_options *o, cJSON *records, int64_t *failed)
@@ -324,7 +318,7 @@ static bool usable(const check_options *o)
 
 int cmd_check(int argc, char **argv)
 {
-    static const struct option table[] = {
+    struct option table[] = {
         CLI_LONG_OPTIONS,
         {"operation", required_argument, NULL, OPTION_OPERATION},
         {"format", required_argument, NULL, OPTION_FORMAT},
@@ -336,18 +330,11 @@ int cmd_check(int argc, char **argv)
         {"may-skip", no_argument, NULL, OPTION_MAY_SKIP},
         {NULL, 0, NULL, 0},
     };
-    struct option own[sizeof table / sizeof table[0]];
     check_options o = {.shared = CLI_OPTIONS_INIT, .operation = -1, .seed = 1};
     case_list list = {0};
-    memcpy(own, table, sizeof table);
-    for (size_t i = 0; own[i].name != NULL; i++) {
-        if (own[i].val == CLI_OPTION_JSON) {
-            own[i].has_arg = required_argument; /* here it names a file */
-            own[i].val = OPTION_JSON_FILE;
-        }
-    }
+    cli_json_names_file(table, OPTION_JSON_FILE);
     o.shared.device = FMLA_DEVICE_CPU;
-    for (int option; (option = cli_getopt(argc, argv, own)) != -1;) {
+    for (int option; (option = cli_getopt(argc, argv, table)) != -1;) {
         if (option == CLI_OPTION_HELP) {
             fputs(usage, stdout);
             return CLI_OK;

@@ -70,6 +70,27 @@ int cli_print_json(cJSON *tree)
     return CLI_OK;
 }
 
+int cli_write_json(const char *path, cJSON *tree)
+{
+    char *text = cJSON_Print(tree);
+    cJSON_Delete(tree);
+    FILE *f = strcmp(path, "-") == 0 ? stdout : fopen(path, "w");
+    int bad = text == NULL || f == NULL || fprintf(f, "%s\n", text) < 0;
+    bad |= f != NULL && f != stdout && fclose(f) != 0;
+    free(text);
+    return bad ? cli_error("cannot write %s", path) : CLI_OK;
+}
+
+void cli_json_names_file(struct option *table, int option)
+{
+    for (; table->name != NULL; table++) {
+        if (table->val == CLI_OPTION_JSON) {
+            table->has_arg = required_argument;
+            table->val = option;
+        }
+    }
+}
+
 void cli_json_number(cJSON *object, const char *name, double value)
 {
     if (isnan(value)) {

@@ -46,6 +46,12 @@ void cli_progress(const char *format, ...) __attribute__((format(printf, 1, 2)))
 /* Prints the tree and a line break to standard output and deletes it. Returns CLI_OK or CLI_ERROR. */
 int cli_print_json(cJSON *tree);
 
+/* The same into a file; "-" is standard output. */
+int cli_write_json(const char *path, cJSON *tree);
+
+/* For commands whose --json names a file: gives the shared option an argument and the number `option`. */
+void cli_json_names_file(struct option *table, int option);
+
 /* Adds a number; NaN and infinities, which JSON lacks, become the strings "nan", "inf" and "-inf". */
 void cli_json_number(cJSON *object, const char *name, double value);
 
