@@ -7,7 +7,8 @@
 #   build      library, program and plugin, for this machine's GPU alone (BUILD_ARCHS names others, "80;90a")
 #   info       what the device is
 #   check      kernels against the oracle: the quick cases, all profiles
-#   bytes attention mha ids    slices of the full matrix (SPEC cases for a GPU)
+#   bytes attention mha        slices of the full matrix
+#   ids        the faults of tests/cases.md; 90 GB of device memory for all of them
 #   graph      CUDA graphs, devices
 #   sanitize   compute-sanitizer over a quick slice: memcheck, racecheck, synccheck
 #   bench      shapes of bench/shapes, PROFILE=99 or 163 for the smaller profiles
@@ -108,6 +109,7 @@ for part in "$@"; do
         for operation in mha_forward mha_backward; do
             check "full-$operation" --cases full --operation $operation
         done ;;
+    ids) check ids --ids ;;
     graph) note graph env FLASHMLA_CUDA_PLUGIN=$build/src/libflashmla_cuda.so $build/tests/device/device_graph ;;
     sanitize) part_sanitize ;;
     bench) note bench "$program" bench --backend cuda --json "$results/bench${PROFILE:+-$PROFILE}.json" ;;

@@ -4,13 +4,14 @@
  * decode and sparse prefill; the token source (pages by TMA, rows by cp.async, codes expanded on the way) is a
  * parameter.
  *
- * ROLES          warps   registers              work
- *   warpgroup 0    0..3    216 (CODES: 200)       scores and weights of even tiles, output dims   0..255 of all tiles
- *   warpgroup 1    4..7    216 (CODES: 200)       scores and weights of odd tiles,  output dims 256..511 of all tiles
- *   producers      8..11   72  (CODES: 8..15, 56) token tiles into shared memory
- * Warp 7 is also the scout: it finds the next piece of work while the first tile of the one before is multiplied by
- * others. Accumulators of a warpgroup: output 64 x 256 (128 registers per thread), scores 64 x 64 (32), weights as an A
- * operand (16).
+ * ROLES          warps                 registers: PAGES, ROWS, CODES  work
+ *   warpgroup 0    0..3                  216, 208, 200                  scores and weights of even tiles; dims 0..255
+ *   warpgroup 1    4..7                  216, 208, 200                  scores and weights of odd tiles; dims 256..511
+ *   producers      8..11 (CODES 8..15)   72, 88, 56                     token tiles into shared memory
+ *
+ * Dims of the output, of all tiles. Warp 7 is also the scout: it finds the next piece of work while the first tile of
+ * the one before is multiplied by others. Accumulators of a warpgroup: output 64 x 256 (128 registers per thread),
+ * scores 64 x 64 (32), weights as an A operand (16).
  *
  * SHARED MEMORY  struct plan (plan.cuh): Q | two slots of one tile | weights, references, row sums | barriers | pieces.
  *
@@ -284,10 +285,10 @@ static __device__ __forceinline__ uint32_t attend(float o[128], softmax_rows &ro
         if (t > 0) {
             release(v, m, 1 - v.group);
         }
-        publish<BLOCKS, F16>(s, a, rows, v, m);
-        if (moves) {
+        if (moves) { /* seldom; after the weights are published a register would be missing */
             rescale(o, factor);
         }
+        publish<BLOCKS, F16>(s, a, rows, v, m);
         start_values_rs<F16, WIDE>(o, a, v.own_v, t > 0);
         last = *(const volatile uint32_t *)&m->more[v.group] == 0;
         ptx_wgmma_wait<0>();
@@ -399,6 +400,8 @@ template <int BLOCKS, int F16, int SOURCE> static __device__ __forceinline__ voi
 {
     const fmlac_mqa &p = all.mqa;
     constexpr int PRODUCER_WARPS = SOURCE == SOURCE_CODES ? 8 : 4;
+    constexpr int MMA_REGISTERS = SOURCE == SOURCE_PAGES ? 216 : SOURCE == SOURCE_ROWS ? 208 : 200;
+    constexpr int PRODUCER_REGISTERS = SOURCE == SOURCE_PAGES ? 72 : SOURCE == SOURCE_ROWS ? 88 : 56;
     plan<BLOCKS> *m = (plan<BLOCKS> *)ptx_shared();
     if (threadIdx.x == 0) {
         init_barriers<BLOCKS, SOURCE>(m, PRODUCER_WARPS);
@@ -407,10 +410,10 @@ template <int BLOCKS, int F16, int SOURCE> static __device__ __forceinline__ voi
     ptx_grid_wait();
     ptx_grid_launch_dependents();
     if (__shfl_sync(0xFFFFFFFFu, (int)(threadIdx.x / 128), 0) < 2) {
-        ptx_registers_take<SOURCE == SOURCE_CODES ? 200 : 216>();
+        ptx_registers_take<MMA_REGISTERS>();
         consume<BLOCKS, F16, SOURCE>(p, m);
     } else {
-        ptx_registers_give<SOURCE == SOURCE_CODES ? 56 : 72>();
+        ptx_registers_give<PRODUCER_REGISTERS>();
         if (SOURCE == SOURCE_PAGES) {
             produce_pages<BLOCKS>(all, m);
         } else if (SOURCE == SOURCE_ROWS) {
