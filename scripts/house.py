@@ -199,7 +199,7 @@ def rule_cases(files):
                 yield f"{table}:{number}: {place} does not name {fault}"
     for path in files:
         name = rel(path)
-        if name.startswith(("tests/", "tools/flashmla/check_ids")) and path.suffix in {".c", ".def", ".py"}:
+        if name.startswith(("tests/", "tools/flashmla/check/ids")) and path.suffix in {".c", ".def", ".py"}:
             named = re.findall(r"(?:\b|_)c(\d{3})(?=[a-z]?_)|FAULT\(C(\d{3})", path.read_text())
             for lower, upper in sorted(set(named)):
                 fault = "C" + lower + upper

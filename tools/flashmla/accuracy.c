@@ -7,9 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "problem_cache.h"
-#include "problem_numbers.h"
-#include "safetensors.h"
+#include "problem/cache.h"
+#include "problem/numbers.h"
+#include "file/safetensors.h"
 
 enum { OPTION_IN = CLI_OPTION_OWN, OPTION_TOKENS, OPTION_HEADS, OPTION_SEED };
 

@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "bench.h"
-#include "check.h"
+#include "bench/bench.h"
+#include "check/check.h"
 
 static const char usage[] =
     "usage: flashmla demo [options]\n\n"

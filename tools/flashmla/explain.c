@@ -3,7 +3,7 @@
  * explain.c: `flashmla explain`: the arithmetic behind MLA caches and kernels. The figures that the field quotes, each
  * with its formula; then a model's cache on a request of some length, and what limits decoding it on a device.
  */
-#include "bench.h"
+#include "bench/bench.h"
 #include "program.h"
 
 #include <math.h>

@@ -3,7 +3,7 @@
  * plan_svg.c: a schedule as a picture: one row a worker, width is cost in blocks. A piece is a grey bar for its fixed
  * cost and a bar in its request's colour for its blocks; the title of a bar tells what it is.
  */
-#include "output_file.h"
+#include "file/output_file.h"
 #include "plan.h"
 
 #include <stdarg.h>

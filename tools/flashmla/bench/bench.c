@@ -1,0 +1,378 @@
+/* SPDX-License-Identifier: MIT */
+/* bench.c: `flashmla bench`: times operations on shapes and relates them to what this machine can do. */
+#include "bench/bench.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    OPTION_OPERATION = CLI_OPTION_OWN,
+    OPTION_FORMAT,
+    OPTION_SHAPE,
+    OPTION_SHAPES,
+    OPTION_CASE,
+    OPTION_RUNS,
+    OPTION_LIST,
+    OPTION_PLOT,
+    OPTION_LIMIT_TFLOPS,
+    OPTION_LIMIT_GBPS,
+    OPTION_JSON_FILE
+};
+
+static const char usage[] =
+    "usage: flashmla bench [options]\n\n"
+    "Times operations and relates them to this machine's limits, measured in the same run.\n\n"
+    "  --operation NAME    only this operation (dense_decode, sparse_decode, sparse_prefill, ...)\n"
+    "  --format NAME       only shapes with this KV format as main or extra cache\n"
+    "  --shape TEXT        only shapes whose name contains this; of all files (see --list)\n"
+    "  --case TEXT         one shape in the words of `flashmla check`: \"op=dense_decode,b=4,...\"\n"
+    "  --runs N            timed runs; default 5 to 50, about half a second\n"
+    "  --list              print the shapes' names\n"
+    "  --json FILE         write the records ('-': standard output)\n"
+    "  --plot FILE.svg     draw GFLOP/s over tokens (needs gnuplot)\n"
+    "  --limit-tflops X    the compute limit, where it is not measured (cuda)\n"
+    "  --limit-gbps X      the memory limit, where it is not measured (cuda)\n"
+    "  --shapes DIR        directory of shapes; default: the installed or built-in one\n"
+    "  --backend NAME      auto, cpu or cuda; default cpu\n"
+    "  --device-index N    which CUDA device; default 0\n"
+    "  --isa NAME          CPU tier: scalar, avx2, avx512bf16, amx, neon; default the best\n"
+    "  --threads N         CPU threads; default: first 1, then one per processor\n";
+
+typedef struct bench_options {
+    cli_options shared;
+    int operation;
+    int64_t format, runs;
+    const char *shape, *shapes, *one, *json, *plot;
+    double limit_tflops, limit_gbps;
+    bool list;
+} bench_options;
+
+/* One number of threads (or the device) with its limits. */
+typedef struct station {
+    engine engine;
+    bench_limit limit;
+} station;
+
+static int take_option(bench_options *o, int option, const char *argument)
+{
+    switch (option) {
+    case OPTION_OPERATION:
+        o->operation = operation_by_name(argument);
+        return o->operation < 0 ? cli_error("--operation: no operation '%s'", argument) : CLI_OK;
+    case OPTION_FORMAT:
+        o->format = fmla_format_by_name(argument);
+        return o->format == FMLA_KV_NONE ? cli_error("--format: no format '%s'", argument) : CLI_OK;
+    case OPTION_SHAPE:
+        o->shape = argument;
+        return CLI_OK;
+    case OPTION_SHAPES:
+        o->shapes = argument;
+        return CLI_OK;
+    case OPTION_CASE:
+        o->one = argument;
+        return CLI_OK;
+    case OPTION_RUNS:
+        return cli_parse_int("--runs", argument, 1, 1000, &o->runs);
+    case OPTION_LIST:
+        o->list = true;
+        return CLI_OK;
+    case OPTION_PLOT:
+        o->plot = argument;
+        return CLI_OK;
+    case OPTION_LIMIT_TFLOPS:
+        return cli_parse_double("--limit-tflops", argument, &o->limit_tflops);
+    case OPTION_LIMIT_GBPS:
+        return cli_parse_double("--limit-gbps", argument, &o->limit_gbps);
+    case OPTION_JSON_FILE:
+        o->json = argument;
+        return CLI_OK;
+    default:
+        return cli_option(&o->shared, option, argument);
+    }
+}
+
+static bool wanted(const bench_options *o, const test_case *c)
+{
+    return (o->operation < 0 || c->op == o->operation) &&
+           (o->format == 0 || c->format == o->format || c->extra == o->format);
+}
+
+static cJSON *shape_json(const test_case *c)
+{
+    cJSON *shape = cJSON_CreateObject();
+    const struct {
+        const char *name;
+        int64_t value;
+    } fields[] = {{"b", c->b},           {"s_q", c->s_q},       {"s_kv", c->s_kv},    {"h_q", c->h_q},
+                  {"h_kv", c->h_kv},     {"d_qk", c->d_qk},     {"d_v", c->d_v},      {"topk", c->topk},
+                  {"e_topk", c->e_topk}, {"page", c->page},     {"e_kv", c->e_kv},    {"e_page", c->e_page},
+                  {"count", c->count},   {"causal", c->causal}, {"varlen", c->varlen}};
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
+        cJSON_AddNumberToObject(shape, fields[i].name, (double)fields[i].value);
+    }
+    return shape;
+}
+
+static const char *format_text(const test_case *c, char *text, size_t size)
+{
+    fmla_format_info a = cache_format(c->format, c->d_qk);
+    bool two = c->extra != FMLA_KV_NONE;
+    fmla_format_info b = two ? cache_format(c->extra, c->d_qk) : a;
+    snprintf(text, size, "%s%s%s", a.name, two ? "+" : "", two ? b.name : "");
+    return text;
+}
+
+/* Adds the record and prints its line. */
+static void report(const bench_options *o, const station *s, const bench_shape *shape, const bench_time *time,
+                   const bench_work *work, cJSON *records)
+{
+    char format[64];
+    fmla_isa isa = fmla_context_isa(s->engine.context);
+    double tflops = work->flop / time->median * 1e-12, gbps = work->bytes / time->median * 1e-9;
+    double compute = o->limit_tflops > 0 ? o->limit_tflops : bench_compute_limit(&s->limit, isa) * 1e-3;
+    double memory_limit = o->limit_gbps > 0 ? o->limit_gbps : s->limit.read;
+    double least = compute > 0 ? work->flop / (compute * 1e12) : 0;
+    if (memory_limit > 0 && work->bytes / (memory_limit * 1e9) > least) {
+        least = work->bytes / (memory_limit * 1e9);
+    }
+    cJSON *r = cJSON_CreateObject(), *t = cJSON_CreateObject(), *limit = cJSON_CreateObject();
+    cJSON_AddStringToObject(r, "name", shape->name);
+    cJSON_AddStringToObject(r, "operation", fmla_operation_name((fmla_operation)shape->c.op));
+    cJSON_AddStringToObject(r, "format", format_text(&shape->c, format, sizeof format));
+    cJSON_AddStringToObject(r, "backend", fmla_device_name(fmla_context_device(s->engine.context)));
+    cJSON_AddStringToObject(r, "isa", s->engine.host ? fmla_isa_name(isa) : "");
+    cJSON_AddNumberToObject(r, "threads", s->engine.host ? fmla_context_threads(s->engine.context) : 0);
+    cJSON_AddItemToObject(r, "shape", shape_json(&shape->c));
+    cJSON_AddNumberToObject(t, "median", time->median * 1e6);
+    cJSON_AddNumberToObject(t, "min", time->least * 1e6);
+    cJSON_AddNumberToObject(t, "max", time->most * 1e6);
+    cJSON_AddNumberToObject(t, "runs", time->runs);
+    cJSON_AddItemToObject(r, "time_us", t);
+    cJSON_AddNumberToObject(r, "tflops", tflops);
+    cJSON_AddNumberToObject(r, "gbps", gbps);
+    cJSON_AddNumberToObject(r, "gbps_published", work->bytes_published / time->median * 1e-9);
+    cJSON_AddNumberToObject(limit, "tflops", compute);
+    cJSON_AddNumberToObject(limit, "gbps", memory_limit);
+    cJSON_AddItemToObject(r, "limit", limit);
+    cJSON_AddNumberToObject(r, "of_limit", least / time->median);
+    cJSON_AddItemToArray(records, r);
+    if (o->json == NULL || strcmp(o->json, "-") != 0) {
+        printf("%-56s %3d %12.1f %10.1f %8.2f %7.1f%%\n", shape->name,
+               s->engine.host ? (int)fmla_context_threads(s->engine.context) : 0, time->median * 1e6, tflops * 1e3,
+               gbps, 100 * least / time->median);
+        fflush(stdout);
+    }
+}
+
+static bench_work plain_work(const test_case *c)
+{
+    fmla_format_info a = cache_format(c->format, c->d_qk), b = cache_format(c->extra ? c->extra : c->format, c->d_qk);
+    double n = (double)c->count, element = (double)fmla_dtype_size((fmla_dtype)c->dtype);
+    bench_work w = {0};
+    if (c->op == FMLA_OP_MERGE) {
+        w.bytes = (double)(c->topk + 1) * n * (double)c->h_q * ((double)c->d_v * element + 4);
+    } else if (c->op == FMLA_OP_CONVERT) {
+        w.bytes = n * (a.bytes_per_token + b.bytes_per_token);
+    } else {
+        w.bytes = n * (a.bytes_per_token + (double)c->d_qk * element);
+    }
+    w.bytes_published = w.bytes;
+    return w;
+}
+
+static int run_shape(const bench_options *o, station *stations, int count, const bench_shape *shape, cJSON *records)
+{
+    problem p;
+    any_args args;
+    engine *maker = &stations[count - 1].engine; /* the fastest; what it makes is not judged here */
+    bool attention = shape->c.op <= FMLA_OP_MHA_BACKWARD;
+    int status = attention ? problem_build(&p, &shape->c, maker) : bench_bytes_problem(&p, &shape->c, maker, &args);
+    if (status != CLI_OK) {
+        return status;
+    }
+    if (attention) {
+        problem_args(&p, &args);
+    }
+    bench_work work = attention ? bench_work_of(&p) : plain_work(&shape->c);
+    for (int i = 0; i < count && status == CLI_OK; i++) {
+        bench_time time;
+        fmla_status s =
+            bench_measure(&stations[i].engine, &p.mem, (fmla_operation)shape->c.op, &args, (int32_t)o->runs, &time);
+        if (s == FMLA_ERROR_UNSUPPORTED) {
+            printf("%-56s not offered: %s\n", shape->name, engine_error(&stations[i].engine));
+        } else if (s != FMLA_OK) {
+            status = cli_status(stations[i].engine.context, s, shape->name);
+        } else {
+            report(o, &stations[i], shape, &time, &work, records);
+        }
+    }
+    problem_free(&p);
+    return status;
+}
+
+static cJSON *limits_json(const station *stations, int count)
+{
+    cJSON *list = cJSON_CreateArray();
+    for (int i = 0; i < count && stations[i].engine.host; i++) {
+        cJSON *one = cJSON_CreateObject();
+        cJSON_AddNumberToObject(one, "threads", fmla_context_threads(stations[i].engine.context));
+        cJSON_AddNumberToObject(one, "fma_gflops", stations[i].limit.fma);
+        cJSON_AddNumberToObject(one, "fma_avx2_gflops", stations[i].limit.fma_avx2);
+        cJSON_AddNumberToObject(one, "dot_bf16_gflops", stations[i].limit.dot_bf16);
+        cJSON_AddNumberToObject(one, "read_gbps", stations[i].limit.read);
+        cJSON_AddItemToArray(list, one);
+    }
+    return list;
+}
+
+static int write_json(const bench_options *o, const station *stations, int count, cJSON *records)
+{
+    fmla_device_info info = FMLA_DEVICE_INFO_INIT;
+    fmla_device device = fmla_context_device(stations[0].engine.context);
+    cJSON *root = cJSON_CreateObject();
+    cJSON_AddStringToObject(root, "version", FMLA_VERSION_STRING);
+    if (fmla_device_get(device, o->shared.device_index, &info) == FMLA_OK) {
+        cJSON_AddStringToObject(root, "device", info.name);
+    }
+    cJSON_AddItemToObject(root, "peaks", limits_json(stations, count));
+    cJSON_AddItemReferenceToObject(root, "records", records);
+    return cli_write_json(o->json, root);
+}
+
+/* On the CPU without --threads: one thread, then all. */
+static int open_stations(const bench_options *o, station *stations, int *count)
+{
+    *count = 0;
+    for (int i = 0; i < 2; i++) {
+        cli_options options = o->shared;
+        if (options.device == FMLA_DEVICE_CPU && options.threads == 0 && i == 0) {
+            options.threads = 1;
+        } else if (i == 1 && (options.device != FMLA_DEVICE_CPU || options.threads != 0)) {
+            break;
+        }
+        if (engine_open(&stations[i].engine, &options) != CLI_OK) {
+            return CLI_ERROR;
+        }
+        if (i == 1 && fmla_context_threads(stations[1].engine.context) == 1) {
+            engine_close(&stations[1].engine);
+            break;
+        }
+        *count = i + 1;
+        if (stations[i].engine.host) {
+            stations[i].limit = bench_peak(fmla_context_threads(stations[i].engine.context));
+        }
+    }
+    return CLI_OK;
+}
+
+static void print_head(const bench_options *o, const station *stations, int count)
+{
+    if (o->json != NULL && strcmp(o->json, "-") == 0) {
+        return;
+    }
+    for (int i = 0; i < count && stations[i].engine.host; i++) {
+        const bench_limit *l = &stations[i].limit;
+        printf("limits, %d threads: %.1f GFLOP/s fp32 multiply-add, ",
+               (int)fmla_context_threads(stations[i].engine.context), l->fma);
+        if (l->dot_bf16 > 0) {
+            printf("%.1f GFLOP/s bf16 dot product, ", l->dot_bf16);
+        }
+        printf("%.1f GB/s read\n", l->read);
+    }
+    printf("%s, %s\n\n%-56s %3s %12s %10s %8s %8s\n", fmla_device_name(fmla_context_device(stations[0].engine.context)),
+           fmla_isa_name(fmla_context_isa(stations[0].engine.context)), "shape", "thr", "us", "GFLOP/s", "GB/s",
+           "of limit");
+}
+
+static int run_bench(const bench_options *o, const bench_shapes *list)
+{
+    station stations[2];
+    int count = 0;
+    cJSON *records = cJSON_CreateArray();
+    memset(stations, 0, sizeof stations);
+    int status = open_stations(o, stations, &count);
+    if (status == CLI_OK) {
+        print_head(o, stations, count);
+        for (size_t i = 0; i < list->count && status == CLI_OK; i++) {
+            cli_progress("%zu/%zu %s", i + 1, list->count, list->shapes[i].name);
+            status = run_shape(o, stations, count, &list->shapes[i], records);
+        }
+        cli_progress(NULL);
+    }
+    if (status == CLI_OK && o->json != NULL) {
+        status = write_json(o, stations, count, records);
+    }
+    if (status == CLI_OK && o->plot != NULL) {
+        status = bench_plot(o->plot, records);
+    }
+    for (int i = 0; i < count; i++) {
+        engine_close(&stations[i].engine);
+    }
+    cJSON_Delete(records);
+    return status;
+}
+
+static int make_list(const bench_options *o, bench_shapes *list)
+{
+    char error[256];
+    if (o->one != NULL) {
+        list->shapes = xcalloc(1, sizeof *list->shapes);
+        list->count = 1;
+        snprintf(list->shapes[0].name, sizeof list->shapes[0].name, "%s", o->one);
+        return case_parse(&list->shapes[0].c, o->one, error, sizeof error) == 0 ? CLI_OK : cli_error("--%s", error);
+    }
+    fmla_device device = o->shared.device == FMLA_DEVICE_CUDA ? FMLA_DEVICE_CUDA : FMLA_DEVICE_CPU;
+    int status = bench_shapes_read(list, o->shapes, device, o->shape);
+    size_t kept = 0;
+    for (size_t i = 0; i < list->count; i++) {
+        if (wanted(o, &list->shapes[i].c)) {
+            list->shapes[kept++] = list->shapes[i];
+        }
+    }
+    list->count = kept;
+    return status == CLI_OK && kept == 0 ? cli_error("bench: no shape matches; --list prints them") : status;
+}
+
+int cmd_bench(int argc, char **argv)
+{
+    struct option table[] = {
+        CLI_LONG_OPTIONS,
+        {"operation", required_argument, NULL, OPTION_OPERATION},
+        {"format", required_argument, NULL, OPTION_FORMAT},
+        {"shape", required_argument, NULL, OPTION_SHAPE},
+        {"shapes", required_argument, NULL, OPTION_SHAPES},
+        {"case", required_argument, NULL, OPTION_CASE},
+        {"runs", required_argument, NULL, OPTION_RUNS},
+        {"list", no_argument, NULL, OPTION_LIST},
+        {"plot", required_argument, NULL, OPTION_PLOT},
+        {"limit-tflops", required_argument, NULL, OPTION_LIMIT_TFLOPS},
+        {"limit-gbps", required_argument, NULL, OPTION_LIMIT_GBPS},
+        {NULL, 0, NULL, 0},
+    };
+    bench_options o = {.shared = CLI_OPTIONS_INIT, .operation = -1, .shapes = FLASHMLA_SHAPES_DIR};
+    bench_shapes list = {0};
+    cli_json_names_file(table, OPTION_JSON_FILE);
+    o.shared.device = FMLA_DEVICE_CPU;
+    for (int option; (option = cli_getopt(argc, argv, table)) != -1;) {
+        if (option == CLI_OPTION_HELP) {
+            fputs(usage, stdout);
+            return CLI_OK;
+        }
+        if (take_option(&o, option, optarg) != CLI_OK) {
+            return CLI_ERROR;
+        }
+    }
+    if (optind < argc) {
+        return cli_error("bench: unexpected argument '%s'", argv[optind]);
+    }
+    int status = make_list(&o, &list);
+    if (status == CLI_OK && o.list) {
+        for (size_t i = 0; i < list.count; i++) {
+            printf("%s\n", list.shapes[i].name);
+        }
+    } else if (status == CLI_OK) {
+        status = run_bench(&o, &list);
+    }
+    bench_shapes_free(&list);
+    return status;
+}

@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: MIT */
+/* bench.h: shapes as data, limits of the machine, and the arithmetic between them. */
+#ifndef FLASHMLA_TOOL_BENCH_H
+#define FLASHMLA_TOOL_BENCH_H
+
+#include "problem/cases.h"
+#include "problem/problem.h"
+
+/* ---- shapes (bench/shapes.c) --------------------------------------------------------------------------------- */
+
+typedef struct bench_shape {
+    char name[160]; /* file/group/what varies in the group */
+    test_case c;
+} bench_shape;
+
+typedef struct bench_shapes {
+    bench_shape *shapes;
+    size_t count;
+} bench_shapes;
+
+/*
+ * Reads the .json files of `directory` that are meant for `device`, or all if `filter` is given, and keeps the shapes
+ * whose name contains filter. CLI_OK or CLI_ERROR (printed).
+ */
+int bench_shapes_read(bench_shapes *list, const char *directory, fmla_device device, const char *filter);
+void bench_shapes_free(bench_shapes *list);
+
+/* ---- limits (bench/peak.c) ----------------------------------------------------------------------------------- */
+
+/* What this machine can do at most, measured; 0: not known. */
+typedef struct bench_limit {
+    double fma;      /* fp32 multiply-adds, GFLOP/s, in the widest vectors */
+    double fma_avx2; /* the same in 256-bit vectors; 0: none here */
+    double dot_bf16; /* bf16 dot products into fp32, GFLOP/s; 0 where the processor has none */
+    double read;     /* GB/s from memory */
+} bench_limit;
+
+bench_limit bench_peak(int32_t threads);
+/* The compute limit of a tier. */
+double bench_compute_limit(const bench_limit *limit, fmla_isa isa);
+
+/* ---- work (bench/work.c) ------------------------------------------------------------------------------------- */
+
+/* FLOP and bytes of one call by the published formulas; bytes_published counts V4's tokens as their tests do. */
+typedef struct bench_work {
+    double flop, bytes, bytes_published;
+} bench_work;
+
+bench_work bench_work_of(const problem *p);
+
+/* ---- time (bench/time.c) ------------------------------------------------------------------------------------- */
+
+typedef struct bench_time {
+    double median, least, most; /* seconds */
+    int32_t runs;
+} bench_time;
+
+/* runs 0: at least 5, and as many as fit in half a second, at most 50. */
+fmla_status bench_measure(engine *e, memory *m, fmla_operation op, const any_args *args, int32_t runs,
+                          bench_time *time);
+double bench_now(void);
+/* Tensors for operations that are no attention. args is ready to run. CLI_OK or CLI_ERROR. */
+int bench_bytes_problem(problem *p, const test_case *c, engine *maker, any_args *args);
+
+/* ---- pictures (bench/plot.c) --------------------------------------------------------------------------------- */
+
+/* Draws GFLOP/s over tokens, a line per operation, format, heads and threads. CLI_OK or CLI_ERROR (printed). */
+int bench_plot(const char *path, const cJSON *records);
+
+#endif

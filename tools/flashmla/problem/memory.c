@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: MIT */
+/* memory.c: guarded buffers. */
+#include "problem/memory.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "problem/numbers.h"
+
+#define GUARD_BYTE 0xA5
+
+void *xmalloc(size_t size)
+{
+    void *p = malloc(size ? size : 1);
+    if (p == NULL) {
+        fprintf(stderr, "flashmla: out of memory (%zu bytes)\n", size);
+        exit(2);
+    }
+    return p;
+}
+
+void *xcalloc(size_t count, size_t size)
+{
+    void *p = calloc(count ? count : 1, size ? size : 1);
+    if (p == NULL) {
+        fprintf(stderr, "flashmla: out of memory (%zu * %zu bytes)\n", count, size);
+        exit(2);
+    }
+    return p;
+}
+
+void *memory_take(memory *m, size_t size, size_t misalign)
+{
+    buffer *b = xcalloc(1, sizeof *b);
+    size_t total = size + 2 * MEMORY_GUARD + 128 + misalign;
+    b->block = xmalloc(total);
+    uintptr_t start = ((uintptr_t)b->block + MEMORY_GUARD + 63) & ~(uintptr_t)63;
+    b->host = (uint8_t *)start + misalign;
+    b->size = size;
+    memset(b->host - MEMORY_GUARD, GUARD_BYTE, MEMORY_GUARD);
+    memset(b->host + size, GUARD_BYTE, MEMORY_GUARD);
+    b->next = m->first;
+    m->first = b;
+    return b->host;
+}
+
+fmla_tensor memory_tensor(memory *m, fmla_dtype dtype, int32_t rank, const int64_t *shape, int pad, uint8_t fill)
+{
+    fmla_tensor t = fmla_tensor_nd(NULL, dtype, rank, shape);
+    if (pad) {
+        int64_t stride = 1;
+        for (int32_t d = rank - 1; d >= 0; d--) {
+            t.stride[d] = stride;
+            stride *= shape[d] + (d == rank - 1 ? 128 : 1);
+        }
+    }
+    size_t size = tensor_span(&t);
+    t.data = memory_take(m, size, 0);
+    memset(t.data, fill, size);
+    return t;
+}
+
+fmla_tensor memory_tensor_4(memory *m, fmla_dtype dtype, int32_t rank, int64_t n0, int64_t n1, int64_t n2, int64_t n3,
+                            int pad, uint8_t fill)
+{
+    const int64_t shape[4] = {n0, n1, n2, n3};
+    return memory_tensor(m, dtype, rank, shape, pad, fill);
+}
+
+buffer *memory_find(const memory *m, const void *address)
+{
+    const uint8_t *p = address;
+    for (buffer *b = m->first; b != NULL; b = b->next) {
+        if (p >= b->host - MEMORY_GUARD && p <= b->host + b->size) {
+            return b;
+        }
+    }
+    return NULL;
+}
+
+static int guard_intact(const uint8_t *guard)
+{
+    for (int i = 0; i < MEMORY_GUARD; i++) {
+        if (guard[i] != GUARD_BYTE) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+int memory_intact(const memory *m)
+{
+    for (const buffer *b = m->first; b != NULL; b = b->next) {
+        if (!guard_intact(b->host - MEMORY_GUARD) || !guard_intact(b->host + b->size)) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+static uint64_t hash_bytes(uint64_t hash, const uint8_t *p, size_t n)
+{
+    size_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        uint64_t word;
+        memcpy(&word, p + i, 8);
+        hash = (hash ^ word) * 0x9E3779B97F4A7C15u;
+        hash ^= hash >> 29;
+    }
+    for (; i < n; i++) {
+        hash = (hash ^ p[i]) * 0x100000001B3u;
+    }
+    return hash;
+}
+
+uint64_t memory_hash(const memory *m, const fmla_tensor *const *without, int count)
+{
+    uint64_t hash = 0;
+    for (const buffer *b = m->first; b != NULL; b = b->next) {
+        int skip = 0;
+        for (int i = 0; i < count; i++) {
+            skip |= without[i]->data != NULL && memory_find(m, without[i]->data) == b;
+        }
+        if (!skip) {
+            hash = hash_bytes(hash, b->host, b->size);
+        }
+    }
+    return hash;
+}
+
+void memory_free(memory *m)
+{
+    while (m->first != NULL) {
+        buffer *b = m->first;
+        m->first = b->next;
+        free(b->block);
+        free(b);
+    }
+    if (m->device != NULL) {
+        cli_memory_close(m->device);
+        m->device = NULL;
+    }
+}

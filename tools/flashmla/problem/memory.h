@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * memory.h: the buffers of a problem. Everything is built in host memory, every buffer between guard bytes.
+ * Calls are always written with host addresses; an engine (problem/engine.h) whose context runs on a device copies the
+ * buffers that a call names there, guards included, and its results back.
+ */
+#ifndef FLASHMLA_TOOL_PROBLEM_MEMORY_H
+#define FLASHMLA_TOOL_PROBLEM_MEMORY_H
+
+#include "program.h"
+
+#define MEMORY_GUARD 256
+
+typedef struct buffer {
+    struct buffer *next;
+    uint8_t *host; /* behind the guard */
+    size_t size;
+    void *device; /* the block on the device, guards included; NULL: not there yet */
+    bool bound;   /* the last call on a device named it */
+    void *block;  /* what free() takes */
+} buffer;
+
+typedef struct memory {
+    buffer *first;
+    cli_memory *device; /* NULL until a device is asked for */
+} memory;
+
+/* size bytes at `misalign` bytes behind a 64-byte boundary, between guards. Ends the program when there is no memory.
+ */
+void *memory_take(memory *m, size_t size, size_t misalign);
+/* A tensor in memory of its own. pad: every dimension is over-allocated by 1, the last by 128 elements. Filled with
+ * `fill`. */
+fmla_tensor memory_tensor(memory *m, fmla_dtype dtype, int32_t rank, const int64_t *shape, int pad, uint8_t fill);
+fmla_tensor memory_tensor_4(memory *m, fmla_dtype dtype, int32_t rank, int64_t n0, int64_t n1, int64_t n2, int64_t n3,
+                            int pad, uint8_t fill);
+buffer *memory_find(const memory *m, const void *address);
+/* 1 if all guard bytes are as they were written. */
+int memory_intact(const memory *m);
+/* Order-dependent hash of all buffers' bytes but those of the given tensors' buffers. */
+uint64_t memory_hash(const memory *m, const fmla_tensor *const *without, int count);
+void memory_free(memory *m);
+
+/* malloc and calloc that end the program with a message. */
+void *xmalloc(size_t size);
+void *xcalloc(size_t count, size_t size);
+
+#endif

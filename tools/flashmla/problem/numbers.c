@@ -1,0 +1,287 @@
+/* SPDX-License-Identifier: MIT */
+/* numbers.c: bf16, fp16, e4m3, e8m0 as numbers; elements of tensors. */
+#include "problem/numbers.h"
+
+#include <math.h>
+#include <string.h>
+
+static uint32_t bits_of(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+static float float_of(uint32_t bits)
+{
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+uint16_t bf16_bits(float x)
+{
+    uint32_t bits = bits_of(x);
+    if (isnan(x)) {
+        return (uint16_t)((bits >> 16) | 0x40);
+    }
+    return (uint16_t)((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
+}
+
+float bf16_value(uint16_t bits)
+{
+    return float_of((uint32_t)bits << 16);
+}
+
+uint16_t f16_bits(float x)
+{
+    uint16_t sign = (uint16_t)((bits_of(x) >> 16) & 0x8000);
+    double a = fabs((double)x);
+    if (isnan(x)) {
+        return (uint16_t)(sign | 0x7E00);
+    }
+    if (a >= 65520.0) {
+        return (uint16_t)(sign | 0x7C00);
+    }
+    if (a < 0x1p-14) {
+        return (uint16_t)(sign | (uint16_t)nearbyint(a * 0x1p24)); /* 1024 here is the smallest normal number's code */
+    }
+    int e;
+    double m = frexp(a, &e);                                         /* a = m 2^e, m in [0.5, 1) */
+    int code = (e + 14) * 1024 + (int)nearbyint((m * 2 - 1) * 1024); /* a carry moves into the exponent */
+    return (uint16_t)(sign | code);
+}
+
+float f16_value(uint16_t bits)
+{
+    int e = (bits >> 10) & 31;
+    int m = bits & 1023;
+    double a;
+    if (e == 31) {
+        a = m ? NAN : INFINITY;
+    } else {
+        a = e ? ldexp(1024 + m, e - 25) : ldexp(m, -24);
+    }
+    return (float)(bits & 0x8000 ? -a : a);
+}
+
+float e4m3_value(uint8_t code)
+{
+    int e = (code >> 3) & 15;
+    int m = code & 7;
+    double a;
+    if ((code & 0x7F) == 0x7F) {
+        return NAN;
+    }
+    a = e ? ldexp(8 + m, e - 10) : ldexp(m, -9);
+    return (float)(code & 0x80 ? -a : a);
+}
+
+double e8m0_value(uint8_t code)
+{
+    return code == 0xFF ? (double)NAN : ldexp(1.0, code - 127);
+}
+
+/* The e4m3 number nearest to x, |x| <= 448 and a little more: ties to even. */
+static double e4m3_round(double x)
+{
+    double a = fabs(x);
+    int e;
+    if (a == 0) {
+        return 0;
+    }
+    frexp(a, &e);
+    double step = ldexp(1.0, (e - 1 < -6 ? -6 : e - 1) - 3);
+    double r = nearbyint(a / step) * step;
+    return copysign(r > 448 ? 448 : r, x);
+}
+
+double cast_round(double x, int exponent)
+{
+    return ldexp(e4m3_round(ldexp(x, -exponent)), exponent);
+}
+
+double cast_step(double x, int exponent)
+{
+    int e;
+    frexp(x, &e);
+    e -= 4; /* a code has three bits of fraction */
+    return ldexp(1.0, x == 0 || e < exponent - 9 ? exponent - 9 : e);
+}
+
+double number_round(int32_t dtype, double x)
+{
+    double rounded;
+    number_set(&rounded, dtype, 0, x);
+    return number_get(&rounded, dtype, 0);
+}
+
+uint8_t cast_group(const double *x, int n, double *back)
+{
+    double amax = 1e-4f;
+    for (int i = 0; i < n; i++) {
+        if (fabs(x[i]) > amax) {
+            amax = fabs(x[i]);
+        }
+    }
+    int e;
+    double m = frexp(amax / 448, &e);
+    if (m == 0.5) {
+        e--;
+    }
+    for (int i = 0; i < n; i++) {
+        back[i] = e4m3_round(ldexp(x[i], -e)) * ldexp(1.0, e);
+    }
+    return (uint8_t)(e + 127);
+}
+
+double number_get(const void *data, int32_t dtype, int64_t i)
+{
+    switch (dtype) {
+    case FMLA_BF16:
+        return (double)bf16_value(((const uint16_t *)data)[i]);
+    case FMLA_F16:
+        return (double)f16_value(((const uint16_t *)data)[i]);
+    case FMLA_F32:
+        return (double)((const float *)data)[i];
+    case FMLA_F64:
+        return ((const double *)data)[i];
+    case FMLA_I32:
+        return ((const int32_t *)data)[i];
+    case FMLA_I64:
+        return (double)((const int64_t *)data)[i];
+    case FMLA_F8_E4M3:
+        return (double)e4m3_value(((const uint8_t *)data)[i]);
+    case FMLA_F8_E8M0:
+        return e8m0_value(((const uint8_t *)data)[i]);
+    default:
+        return ((const uint8_t *)data)[i];
+    }
+}
+
+void number_set(void *data, int32_t dtype, int64_t i, double value)
+{
+    switch (dtype) {
+    case FMLA_BF16:
+        ((uint16_t *)data)[i] = bf16_bits((float)value);
+        break;
+    case FMLA_F16:
+        ((uint16_t *)data)[i] = f16_bits((float)value);
+        break;
+    case FMLA_F32:
+        ((float *)data)[i] = (float)value;
+        break;
+    case FMLA_F64:
+        ((double *)data)[i] = value;
+        break;
+    case FMLA_I32:
+        ((int32_t *)data)[i] = (int32_t)value;
+        break;
+    case FMLA_I64:
+        ((int64_t *)data)[i] = (int64_t)value;
+        break;
+    default:
+        ((uint8_t *)data)[i] = (uint8_t)value;
+        break;
+    }
+}
+
+int64_t tensor_offset(const fmla_tensor *t, int64_t i0, int64_t i1, int64_t i2, int64_t i3)
+{
+    const int64_t index[4] = {i0, i1, i2, i3};
+    int64_t offset = 0;
+    for (int32_t d = 0; d < t->rank && d < 4; d++) {
+        offset += index[d] * t->stride[d];
+    }
+    return offset;
+}
+
+double tensor_get(const fmla_tensor *t, int64_t i0, int64_t i1, int64_t i2, int64_t i3)
+{
+    return number_get(t->data, t->dtype, tensor_offset(t, i0, i1, i2, i3));
+}
+
+void tensor_set(const fmla_tensor *t, int64_t i0, int64_t i1, int64_t i2, int64_t i3, double value)
+{
+    number_set(t->data, t->dtype, tensor_offset(t, i0, i1, i2, i3), value);
+}
+
+int32_t tensor_i32(const fmla_tensor *t, int64_t i0, int64_t i1, int64_t i2)
+{
+    return ((const int32_t *)t->data)[tensor_offset(t, i0, i1, i2, 0)];
+}
+
+int64_t tensor_elements(const fmla_tensor *t)
+{
+    int64_t n = 1;
+    for (int32_t d = 0; d < t->rank; d++) {
+        n *= t->shape[d];
+    }
+    return t->rank ? n : 0;
+}
+
+size_t tensor_span(const fmla_tensor *t)
+{
+    int64_t last = 0;
+    if (tensor_elements(t) == 0) {
+        return 0;
+    }
+    for (int32_t d = 0; d < t->rank; d++) {
+        last += (t->shape[d] - 1) * t->stride[d];
+    }
+    return (size_t)(last + 1) * fmla_dtype_size((fmla_dtype)t->dtype);
+}
+
+/* The walk that pack, copy and fill share: offsets of the elements, row-major. */
+typedef struct walk {
+    int64_t index[FMLA_MAX_RANK];
+    int64_t left;
+} walk;
+
+static walk walk_begin(const fmla_tensor *t)
+{
+    walk w = {{0}, tensor_elements(t)};
+    return w;
+}
+
+static int64_t walk_offset(const walk *w, const fmla_tensor *t)
+{
+    int64_t offset = 0;
+    for (int32_t d = 0; d < t->rank; d++) {
+        offset += w->index[d] * t->stride[d];
+    }
+    return offset * (int64_t)fmla_dtype_size((fmla_dtype)t->dtype);
+}
+
+static void walk_next(walk *w, const fmla_tensor *t)
+{
+    w->left--;
+    for (int32_t d = t->rank - 1; d >= 0 && ++w->index[d] == t->shape[d]; d--) {
+        w->index[d] = 0;
+    }
+}
+
+size_t tensor_pack(const fmla_tensor *t, uint8_t *dst)
+{
+    size_t element = fmla_dtype_size((fmla_dtype)t->dtype), at = 0;
+    for (walk w = walk_begin(t); w.left > 0; walk_next(&w, t), at += element) {
+        memcpy(dst + at, (const uint8_t *)t->data + walk_offset(&w, t), element);
+    }
+    return at;
+}
+
+void tensor_copy(const fmla_tensor *to, const fmla_tensor *from)
+{
+    size_t element = fmla_dtype_size((fmla_dtype)from->dtype);
+    for (walk w = walk_begin(from); w.left > 0; walk_next(&w, from)) {
+        memcpy((uint8_t *)to->data + walk_offset(&w, to), (const uint8_t *)from->data + walk_offset(&w, from), element);
+    }
+}
+
+void tensor_fill(const fmla_tensor *t, uint8_t byte)
+{
+    size_t element = fmla_dtype_size((fmla_dtype)t->dtype);
+    for (walk w = walk_begin(t); w.left > 0; walk_next(&w, t)) {
+        memset((uint8_t *)t->data + walk_offset(&w, t), byte, element);
+    }
+}
