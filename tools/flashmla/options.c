@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* options.c: what every subcommand shares: errors, progress, option parsing, opening a context. */
+#include "file/output_file.h"
 #include "program.h"
 
 #include <errno.h>
@@ -72,13 +73,20 @@ int cli_print_json(cJSON *tree)
 
 int cli_write_json(const char *path, cJSON *tree)
 {
-    char *text = cJSON_Print(tree);
+    char *text = cJSON_Print(tree), why[512] = "the JSON tree: no memory";
     cJSON_Delete(tree);
-    FILE *f = strcmp(path, "-") == 0 ? stdout : fopen(path, "w");
-    int bad = text == NULL || f == NULL || fprintf(f, "%s\n", text) < 0;
-    bad |= f != NULL && f != stdout && fclose(f) != 0;
+    int bad = text == NULL;
+    if (!bad && strcmp(path, "-") == 0) {
+        bad = puts(text) < 0;
+        snprintf(why, sizeof why, "standard output: %s", strerror(errno));
+    } else if (!bad) {
+        output_file file;
+        bad = output_begin(&file, path, why, sizeof why) != 0 ||
+              output_put(&file, text, strlen(text), why, sizeof why) != 0 ||
+              output_put(&file, "\n", 1, why, sizeof why) != 0 || output_commit(&file, why, sizeof why) != 0;
+    }
     free(text);
-    return bad ? cli_error("cannot write %s", path) : CLI_OK;
+    return bad ? cli_error("%s", why) : CLI_OK;
 }
 
 void cli_json_names_file(struct option *table, int option)

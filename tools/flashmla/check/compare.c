@@ -32,6 +32,9 @@ tolerance tolerance_of(quantity what, weight_class class, int32_t dtype)
 {
     const double logit = 0x1p-19;
     tolerance t = {0, 0, logit, 0, 0};
+    if (class == CLASS_M) {
+        class = dtype == FMLA_F16 ? CLASS_S : CLASS_B;
+    }
     switch (what) {
     case QUANTITY_OUT:
         if (dtype == FMLA_BF16) {
@@ -116,7 +119,7 @@ weight_class class_of(const fmla_context *context)
         return CLASS_B;
     }
     fmla_isa isa = fmla_context_isa(context);
-    return isa == FMLA_ISA_AVX512BF16 || isa == FMLA_ISA_AMX ? CLASS_B : CLASS_S;
+    return isa == FMLA_ISA_AVX512BF16 || isa == FMLA_ISA_AMX ? CLASS_M : CLASS_S;
 }
 
 const char *quantity_name(quantity what)

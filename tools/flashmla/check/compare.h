@@ -13,7 +13,8 @@
 /* How a kernel keeps its softmax weights. */
 typedef enum weight_class {
     CLASS_S = 0, /* in fp32: scalar, AVX2, NEON */
-    CLASS_B = 1  /* rounded to bf16 or fp16 before they meet V: AVX-512 BF16, AMX, CUDA */
+    CLASS_B = 1, /* rounded to bf16 or fp16 before they meet V: CUDA */
+    CLASS_M = 2  /* bf16 data as in class B, fp16 data as in class S: AVX-512 BF16, AMX */
 } weight_class;
 
 weight_class class_of(const fmla_context *context);
