@@ -6,6 +6,7 @@ install(TARGETS flashmla EXPORT flashmla-targets LIBRARY DESTINATION ${CMAKE_INS
 install(DIRECTORY include/flashmla DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 if(TARGET flashmla_program)
   install(TARGETS flashmla_program RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  install(DIRECTORY bench/shapes DESTINATION ${CMAKE_INSTALL_DATADIR}/flashmla)
 endif()
 if(TARGET flashmla_cuda)
   install(TARGETS flashmla_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})

@@ -19,4 +19,7 @@ export PKG_CONFIG_PATH="$libdir/pkgconfig"
 "$scratch/consumer"
 
 LD_LIBRARY_PATH="$libdir" "$scratch/prefix/bin/flashmla" info >/dev/null
+echo '{"for": "cpu", "groups": [{"name": "seen", "operation": "dense_decode", "s_kv": 64}]}' \
+    >"$scratch/prefix/share/flashmla/shapes/installed.json"
+LD_LIBRARY_PATH="$libdir" "$scratch/prefix/bin/flashmla" bench --list | grep -qx installed/seen # not the source tree's
 echo "find_package, pkg-config and the installed program work"

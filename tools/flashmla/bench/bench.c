@@ -349,7 +349,9 @@ int cmd_bench(int argc, char **argv)
         {"limit-gbps", required_argument, NULL, OPTION_LIMIT_GBPS},
         {NULL, 0, NULL, 0},
     };
-    bench_options o = {.shared = CLI_OPTIONS_INIT, .operation = -1, .shapes = FLASHMLA_SHAPES_DIR};
+    bench_options o = {.shared = CLI_OPTIONS_INIT, .operation = -1};
+    char folder[4096];
+    o.shapes = bench_shapes_folder(folder, sizeof folder);
     bench_shapes list = {0};
     cli_json_names_file(table, OPTION_JSON_FILE);
     o.shared.device = FMLA_DEVICE_CPU;
