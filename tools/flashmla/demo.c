@@ -86,7 +86,7 @@ static int complete_case(const demo_row *row, int64_t heads, test_case *c)
     return CLI_OK;
 }
 
-static int run_row(checker *k, const test_case *c, double gflops_peak, demo_result *result)
+static int run_row(checker *k, bench_device *device, const test_case *c, double gflops_peak, demo_result *result)
 {
     problem p;
     any_args args;
@@ -98,12 +98,13 @@ static int run_row(checker *k, const test_case *c, double gflops_peak, demo_resu
     }
     problem_args(&p, &args);
     bench_work work = bench_work_of(&p);
-    fmla_status status = bench_measure(&k->engine, &p.mem, (fmla_operation)c->op, &args, 3, &time);
+    fmla_operation op = (fmla_operation)c->op;
+    fmla_status status = bench_measure(&k->engine, device, &p.mem, op, &args, 3, &time);
     if (status == FMLA_OK && !k->engine.host) {
-        status = engine_run(&k->engine, &p.mem, (fmla_operation)c->op, &args); /* brings the results home */
+        status = engine_run(&k->engine, &p.mem, op, &args); /* brings the results home */
     }
     if (status != FMLA_OK) {
-        cli_status(k->engine.context, status, fmla_operation_name((fmla_operation)c->op));
+        cli_status(k->engine.context, status, fmla_operation_name(op));
         problem_free(&p);
         return CLI_ERROR;
     }
@@ -182,6 +183,8 @@ static void print_head(const checker *k, const bench_limit *limit, double peak, 
         printf(", %s, %d threads; this machine: %.0f GFLOP/s %s, %.0f GB/s from memory",
                fmla_isa_name(fmla_context_isa(context)), (int)fmla_context_threads(context), peak,
                peak == limit->dot_bf16 ? "bf16 dot product" : "fp32 multiply-add", limit->read);
+    } else if (peak > 0) {
+        printf("; this device: %.0f GFLOP/s bf16 matrix products, %.0f GB/s copies", peak, limit->copy);
     }
     printf(
         "\n16 requests of 4k to 32k tokens in pages of 64, one query token each, %lld heads where not said otherwise;\n"
@@ -191,9 +194,26 @@ static void print_head(const checker *k, const bench_limit *limit, double peak, 
            "relative", "1-cosine", "ms", "GFLOP/s", "of peak");
 }
 
+/* The machine's limits, measured; on a device, that is opened for timing. */
+static int find_limits(checker *k, bench_device **device, bench_limit *limit)
+{
+    int status = CLI_OK;
+    if (k->engine.host) {
+        *limit = bench_peak(fmla_context_threads(k->engine.context));
+    } else {
+        status = bench_device_open(device, k->engine.options.device_index);
+    }
+    if (*device != NULL) {
+        limit->gemm = bench_device_gemm(*device, 5);
+        limit->copy = bench_device_copy(*device, 5);
+    }
+    return status;
+}
+
 static int run_demo(const cli_options *options)
 {
     checker *k = xcalloc(1, sizeof *k);
+    bench_device *device = NULL;
     bench_limit limit = {0};
     cJSON *list = cJSON_CreateArray();
     double start = bench_now(), peak = 0, best = 0;
@@ -205,13 +225,11 @@ static int run_demo(const cli_options *options)
     if (status == CLI_OK) {
         k->class = class_of(k->engine.context);
         k->budget = 6e7;
-        if (k->engine.host) {
-            fmla_isa isa = fmla_context_isa(k->engine.context);
-            limit = bench_peak(fmla_context_threads(k->engine.context));
-            peak = bench_compute_limit(&limit, isa);
-            heads = choose_heads(isa == FMLA_ISA_SCALAR ? peak / 20 : peak);
-        }
-        if (!options->json) {
+        status = find_limits(k, &device, &limit);
+        fmla_isa isa = fmla_context_isa(k->engine.context);
+        peak = bench_compute_limit(&limit, isa);
+        heads = k->engine.host ? choose_heads(isa == FMLA_ISA_SCALAR ? peak / 20 : peak) : heads;
+        if (status == CLI_OK && !options->json) {
             print_head(k, &limit, peak, heads);
         }
     }
@@ -221,7 +239,7 @@ static int run_demo(const cli_options *options)
         cli_progress("%d/%d %s", i + 1, ROWS, rows[i].text);
         status = complete_case(&rows[i], heads, &c);
         if (status == CLI_OK) {
-            status = run_row(k, &c, peak, &result);
+            status = run_row(k, device, &c, peak, &result);
         }
         cli_progress(NULL);
         if (status == CLI_OK) {
@@ -244,6 +262,7 @@ static int run_demo(const cli_options *options)
                best, bench_now() - start);
     }
     cJSON_Delete(list);
+    bench_device_close(device);
     engine_close(&k->engine);
     engine_close(&k->oracle);
     free(k);

@@ -191,6 +191,57 @@ static int parse_backend(cli_options *options, const char *name)
     return cli_error("--backend: '%s' is none of auto, cpu, cuda, oracle", name);
 }
 
+/* In the order of cuda_kernels. */
+static const char *const kernel_sets[] = {"best", "portable", "hopper"};
+
+static int parse_kernels(cli_options *options, const char *name)
+{
+    for (int32_t set = 0; set < 3; set++) {
+        if (strcmp(name, kernel_sets[set]) == 0) {
+            options->kernels = set;
+            return CLI_OK;
+        }
+    }
+    return cli_error("--kernels: '%s' is none of best, portable, hopper", name);
+}
+
+static int parse_profile(cli_options *options, const char *text)
+{
+    int64_t number = 0;
+    int result = cli_parse_int("--profile", text, 99, 227, &number);
+    if (result == CLI_OK && number != 99 && number != 163 && number != 227) {
+        result = cli_error("--profile: %s is none of 99, 163, 227", text);
+    }
+    options->profile = (int32_t)number;
+    return result;
+}
+
+void cli_replay_options(const cli_options *options, char *text, size_t size)
+{
+    size_t used = 0;
+    text[0] = 0;
+    if (options->device == FMLA_DEVICE_CUDA) {
+        used += (size_t)snprintf(text, size, " --backend cuda");
+    }
+    if (options->kernels != 0) {
+        used += (size_t)snprintf(text + used, size - used, " --kernels %s", kernel_sets[options->kernels]);
+    }
+    if (options->profile != 0) {
+        used += (size_t)snprintf(text + used, size - used, " --profile %d", (int)options->profile);
+    }
+    if (options->isa != FMLA_ISA_AUTO) {
+        used += (size_t)snprintf(text + used, size - used, " --isa %s", fmla_isa_name((fmla_isa)options->isa));
+    }
+    if (options->threads != 0) {
+        snprintf(text + used, size - used, " --threads %d", (int)options->threads);
+    }
+}
+
+const char *cli_kernels_name(const cli_options *options)
+{
+    return kernel_sets[options->kernels];
+}
+
 int cli_option(cli_options *options, int value, const char *argument)
 {
     int64_t number = 0;
@@ -213,6 +264,10 @@ int cli_option(cli_options *options, int value, const char *argument)
         result = cli_parse_int("--threads", argument, 0, 4096, &number);
         options->threads = (int32_t)number;
         return result;
+    case CLI_OPTION_KERNELS:
+        return parse_kernels(options, argument);
+    case CLI_OPTION_PROFILE:
+        return parse_profile(options, argument);
     case CLI_OPTION_JSON:
         options->json = true;
         return CLI_OK;
@@ -229,6 +284,8 @@ int cli_context_open(const cli_options *options, fmla_context **context)
     config.device_index = options->device_index;
     config.isa = options->isa;
     config.threads = options->threads;
+    config.cuda_kernels = options->kernels;
+    config.cuda_profile_kib = options->profile;
     fmla_status status = fmla_context_create(&config, context);
     if (status != FMLA_OK) {
         const char *detail = fmla_last_create_error();

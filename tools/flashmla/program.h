@@ -63,6 +63,8 @@ typedef struct cli_options {
     int32_t device_index; /* --device-index N */
     int32_t isa;          /* --isa NAME, fmla_isa */
     int32_t threads;      /* --threads N; 0: one per processor */
+    int32_t kernels;      /* --kernels NAME, cuda_kernels of the configuration */
+    int32_t profile;      /* --profile N, cuda_profile_kib */
     bool json;            /* --json */
 } cli_options;
 
@@ -74,6 +76,8 @@ enum {
     CLI_OPTION_DEVICE_INDEX,
     CLI_OPTION_ISA,
     CLI_OPTION_THREADS,
+    CLI_OPTION_KERNELS,
+    CLI_OPTION_PROFILE,
     CLI_OPTION_JSON,
     CLI_OPTION_HELP,
     CLI_OPTION_OWN = 2000
@@ -85,14 +89,20 @@ enum {
     {"device-index", required_argument, NULL, CLI_OPTION_DEVICE_INDEX}, \
     {"isa", required_argument, NULL, CLI_OPTION_ISA}, \
     {"threads", required_argument, NULL, CLI_OPTION_THREADS}, \
+    {"kernels", required_argument, NULL, CLI_OPTION_KERNELS}, \
+    {"profile", required_argument, NULL, CLI_OPTION_PROFILE}, \
     {"json", no_argument, NULL, CLI_OPTION_JSON}, \
     {"help", no_argument, NULL, CLI_OPTION_HELP}
+
+#define CLI_CUDA_HELP \
+    "  --kernels NAME      CUDA kernels: best (default), portable or hopper\n" \
+    "  --profile N         shared memory of a block that CUDA kernels may use: 99, 163 or 227 KiB; default all\n"
 
 #define CLI_OPTIONS_HELP \
     "  --backend NAME      auto, cpu, cuda or oracle (float64 reference); default auto\n" \
     "  --device-index N    which CUDA device; default 0\n" \
     "  --isa NAME          CPU tier: scalar, avx2, avx512bf16, amx, neon; default the best\n" \
-    "  --threads N         CPU threads; default one per processor\n" \
+    "  --threads N         CPU threads; default one per processor\n" CLI_CUDA_HELP \
     "  --json              print JSON\n" \
     "  --help              this text\n"
 
@@ -109,6 +119,11 @@ int cli_getopt(int argc, char **argv, const struct option *table);
  * subcommand.
  */
 int cli_option(cli_options *options, int value, const char *argument);
+
+/* The options that repeat a choice of backend and kernels, each with a blank before it; 128 characters suffice. */
+void cli_replay_options(const cli_options *options, char *text, size_t size);
+/* best, portable or hopper. */
+const char *cli_kernels_name(const cli_options *options);
 
 /* Opens a context as the options say. CLI_OK, or CLI_ERROR with the message printed. */
 int cli_context_open(const cli_options *options, fmla_context **context);

@@ -4,6 +4,9 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+
+#define LIMIT_RUNS 5
 
 enum {
     OPTION_OPERATION = CLI_OPTION_OWN,
@@ -12,6 +15,7 @@ enum {
     OPTION_SHAPES,
     OPTION_CASE,
     OPTION_RUNS,
+    OPTION_REPEAT,
     OPTION_LIST,
     OPTION_PLOT,
     OPTION_LIMIT_TFLOPS,
@@ -26,22 +30,23 @@ static const char usage[] =
     "  --format NAME       only shapes with this KV format as main or extra cache\n"
     "  --shape TEXT        only shapes whose name contains this; of all files (see --list)\n"
     "  --case TEXT         one shape in the words of `flashmla check`: \"op=dense_decode,b=4,...\"\n"
-    "  --runs N            timed runs; default 5 to 50, about half a second\n"
+    "  --runs N            timed runs; default 5 to 50, about half a second; cuda 10, each with cold caches\n"
     "  --list              print the shapes' names\n"
     "  --json FILE         write the records ('-': standard output)\n"
     "  --plot FILE.svg     draw GFLOP/s over tokens (needs gnuplot)\n"
-    "  --limit-tflops X    the compute limit, where it is not measured (cuda)\n"
-    "  --limit-gbps X      the memory limit, where it is not measured (cuda)\n"
+    "  --repeat N          rounds of limits and runs, of which the middle one counts; default 1, cuda 3\n"
+    "  --limit-tflops X    the compute limit instead of the measured one\n"
+    "  --limit-gbps X      the memory limit instead of the measured one\n"
     "  --shapes DIR        directory of shapes; default: the installed or built-in one\n"
     "  --backend NAME      auto, cpu or cuda; default cpu\n"
     "  --device-index N    which CUDA device; default 0\n"
     "  --isa NAME          CPU tier: scalar, avx2, avx512bf16, amx, neon; default the best\n"
-    "  --threads N         CPU threads; default: first 1, then one per processor\n";
+    "  --threads N         CPU threads; default: first 1, then one per processor\n" CLI_CUDA_HELP;
 
 typedef struct bench_options {
     cli_options shared;
     int operation;
-    int64_t format, runs;
+    int64_t format, runs, repeat;
     const char *shape, *shapes, *one, *json, *plot;
     double limit_tflops, limit_gbps;
     bool list;
@@ -51,7 +56,17 @@ typedef struct bench_options {
 typedef struct station {
     engine engine;
     bench_limit limit;
+    bench_device *device; /* NULL on the host */
 } station;
+
+#define ROUNDS_MAX 15
+
+/* What is measured of one shape: rounds, each with its own limits on a device, whose clock drifts. */
+typedef struct rounds {
+    bench_time time[ROUNDS_MAX];
+    bench_limit limit[ROUNDS_MAX];
+    int count, middle;
+} rounds;
 
 static int take_option(bench_options *o, int option, const char *argument)
 {
@@ -73,6 +88,8 @@ static int take_option(bench_options *o, int option, const char *argument)
         return CLI_OK;
     case OPTION_RUNS:
         return cli_parse_int("--runs", argument, 1, 1000, &o->runs);
+    case OPTION_REPEAT:
+        return cli_parse_int("--repeat", argument, 1, ROUNDS_MAX, &o->repeat);
     case OPTION_LIST:
         o->list = true;
         return CLI_OK;
@@ -122,20 +139,58 @@ static const char *format_text(const test_case *c, char *text, size_t size)
     return text;
 }
 
+static cJSON *time_json(const rounds *measured, const bench_time *time)
+{
+    cJSON *t = cJSON_CreateObject();
+    cJSON_AddNumberToObject(t, "median", time->median * 1e6);
+    cJSON_AddNumberToObject(t, "min", time->least * 1e6);
+    cJSON_AddNumberToObject(t, "max", time->most * 1e6);
+    cJSON_AddNumberToObject(t, "runs", time->runs);
+    if (measured->count > 1) {
+        cJSON *medians = cJSON_AddArrayToObject(t, "rounds");
+        for (int i = 0; i < measured->count; i++) {
+            cJSON_AddItemToArray(medians, cJSON_CreateNumber(measured->time[i].median * 1e6));
+        }
+    }
+    if (time->graph > 0) {
+        cJSON_AddNumberToObject(t, "graph", time->graph * 1e6);
+        cJSON_AddNumberToObject(t, "steady", time->steady * 1e6);
+    }
+    return t;
+}
+
+static void print_line(const station *s, const bench_shape *shape, const bench_time *time, double tflops, double gbps,
+                       double share)
+{
+    if (s->device == NULL) {
+        printf("%-56s %3d %12.1f %10.1f %8.2f %7.1f%%\n", shape->name, (int)fmla_context_threads(s->engine.context),
+               time->median * 1e6, tflops * 1e3, gbps, 100 * share);
+    } else if (time->graph > 0) {
+        printf("%-64s %9.1f %8.1f %8.1f %7.1f %7.0f %6.1f%%\n", shape->name, time->median * 1e6, time->graph * 1e6,
+               time->steady * 1e6, tflops, gbps, 100 * share);
+    } else {
+        printf("%-64s %9.1f %8s %8s %7.1f %7.0f %6.1f%%\n", shape->name, time->median * 1e6, "", "", tflops, gbps,
+               100 * share);
+    }
+    fflush(stdout);
+}
+
 /* Adds the record and prints its line. */
-static void report(const bench_options *o, const station *s, const bench_shape *shape, const bench_time *time,
+static void report(const bench_options *o, const station *s, const bench_shape *shape, const rounds *measured,
                    const bench_work *work, cJSON *records)
 {
     char format[64];
+    const bench_time *time = &measured->time[measured->middle];
+    const bench_limit *here = &measured->limit[measured->middle];
     fmla_isa isa = fmla_context_isa(s->engine.context);
     double tflops = work->flop / time->median * 1e-12, gbps = work->bytes / time->median * 1e-9;
-    double compute = o->limit_tflops > 0 ? o->limit_tflops : bench_compute_limit(&s->limit, isa) * 1e-3;
-    double memory_limit = o->limit_gbps > 0 ? o->limit_gbps : s->limit.read;
+    double compute = o->limit_tflops > 0 ? o->limit_tflops : bench_compute_limit(here, isa) * 1e-3;
+    double memory_limit = o->limit_gbps > 0 ? o->limit_gbps : s->device ? here->copy : here->read;
     double least = compute > 0 ? work->flop / (compute * 1e12) : 0;
     if (memory_limit > 0 && work->bytes / (memory_limit * 1e9) > least) {
         least = work->bytes / (memory_limit * 1e9);
     }
-    cJSON *r = cJSON_CreateObject(), *t = cJSON_CreateObject(), *limit = cJSON_CreateObject();
+    cJSON *r = cJSON_CreateObject(), *limit = cJSON_CreateObject();
     cJSON_AddStringToObject(r, "name", shape->name);
     cJSON_AddStringToObject(r, "operation", fmla_operation_name((fmla_operation)shape->c.op));
     cJSON_AddStringToObject(r, "format", format_text(&shape->c, format, sizeof format));
@@ -143,11 +198,7 @@ static void report(const bench_options *o, const station *s, const bench_shape *
     cJSON_AddStringToObject(r, "isa", s->engine.host ? fmla_isa_name(isa) : "");
     cJSON_AddNumberToObject(r, "threads", s->engine.host ? fmla_context_threads(s->engine.context) : 0);
     cJSON_AddItemToObject(r, "shape", shape_json(&shape->c));
-    cJSON_AddNumberToObject(t, "median", time->median * 1e6);
-    cJSON_AddNumberToObject(t, "min", time->least * 1e6);
-    cJSON_AddNumberToObject(t, "max", time->most * 1e6);
-    cJSON_AddNumberToObject(t, "runs", time->runs);
-    cJSON_AddItemToObject(r, "time_us", t);
+    cJSON_AddItemToObject(r, "time_us", time_json(measured, time));
     cJSON_AddNumberToObject(r, "tflops", tflops);
     cJSON_AddNumberToObject(r, "gbps", gbps);
     cJSON_AddNumberToObject(r, "gbps_published", work->bytes_published / time->median * 1e-9);
@@ -157,11 +208,39 @@ static void report(const bench_options *o, const station *s, const bench_shape *
     cJSON_AddNumberToObject(r, "of_limit", least / time->median);
     cJSON_AddItemToArray(records, r);
     if (o->json == NULL || strcmp(o->json, "-") != 0) {
-        printf("%-56s %3d %12.1f %10.1f %8.2f %7.1f%%\n", shape->name,
-               s->engine.host ? (int)fmla_context_threads(s->engine.context) : 0, time->median * 1e6, tflops * 1e3,
-               gbps, 100 * least / time->median);
-        fflush(stdout);
+        print_line(s, shape, time, tflops, gbps, least / time->median);
     }
+}
+
+/* The limits of a device at this time; the clock follows power and heat. */
+static bench_limit device_limit(bench_device *device)
+{
+    bench_limit limit = {0};
+    limit.gemm = bench_device_gemm(device, LIMIT_RUNS);
+    limit.copy = bench_device_copy(device, LIMIT_RUNS);
+    return limit;
+}
+
+static fmla_status run_rounds(const bench_options *o, station *s, problem *p, fmla_operation op, const any_args *args,
+                              rounds *measured)
+{
+    fmla_status status = FMLA_OK;
+    int64_t wanted = o->repeat > 0 ? o->repeat : s->device ? 3 : 1;
+    memset(measured, 0, sizeof *measured);
+    for (int i = 0; i < wanted && status == FMLA_OK; i++) {
+        measured->limit[i] = s->device ? device_limit(s->device) : s->limit;
+        status = bench_measure(&s->engine, s->device, &p->mem, op, args, (int32_t)o->runs, &measured->time[i]);
+        measured->count = i + 1;
+    }
+    for (int i = 0; i < measured->count; i++) { /* the round that half of the others do not exceed */
+        int below = 0;
+        for (int j = 0; j < measured->count; j++) {
+            double a = measured->time[i].median, b = measured->time[j].median;
+            below += b < a || (b <= a && j < i);
+        }
+        measured->middle = below == (measured->count - 1) / 2 ? i : measured->middle;
+    }
+    return status;
 }
 
 static bench_work plain_work(const test_case *c)
@@ -195,15 +274,14 @@ static int run_shape(const bench_options *o, station *stations, int count, const
     }
     bench_work work = attention ? bench_work_of(&p) : plain_work(&shape->c);
     for (int i = 0; i < count && status == CLI_OK; i++) {
-        bench_time time;
-        fmla_status s =
-            bench_measure(&stations[i].engine, &p.mem, (fmla_operation)shape->c.op, &args, (int32_t)o->runs, &time);
+        rounds measured;
+        fmla_status s = run_rounds(o, &stations[i], &p, (fmla_operation)shape->c.op, &args, &measured);
         if (s == FMLA_ERROR_UNSUPPORTED) {
             printf("%-56s not offered: %s\n", shape->name, engine_error(&stations[i].engine));
         } else if (s != FMLA_OK) {
             status = cli_status(stations[i].engine.context, s, shape->name);
         } else {
-            report(o, &stations[i], shape, &time, &work, records);
+            report(o, &stations[i], shape, &measured, &work, records);
         }
     }
     problem_free(&p);
@@ -213,8 +291,14 @@ static int run_shape(const bench_options *o, station *stations, int count, const
 static cJSON *limits_json(const station *stations, int count)
 {
     cJSON *list = cJSON_CreateArray();
-    for (int i = 0; i < count && stations[i].engine.host; i++) {
+    for (int i = 0; i < count; i++) {
         cJSON *one = cJSON_CreateObject();
+        if (stations[i].device) {
+            cJSON_AddNumberToObject(one, "gemm_bf16_tflops", stations[i].limit.gemm * 1e-3);
+            cJSON_AddNumberToObject(one, "copy_gbps", stations[i].limit.copy);
+            cJSON_AddItemToArray(list, one);
+            continue;
+        }
         cJSON_AddNumberToObject(one, "threads", fmla_context_threads(stations[i].engine.context));
         cJSON_AddNumberToObject(one, "fma_gflops", stations[i].limit.fma);
         cJSON_AddNumberToObject(one, "fma_avx2_gflops", stations[i].limit.fma_avx2);
@@ -230,7 +314,18 @@ static int write_json(const bench_options *o, const station *stations, int count
     fmla_device_info info = FMLA_DEVICE_INFO_INIT;
     fmla_device device = fmla_context_device(stations[0].engine.context);
     cJSON *root = cJSON_CreateObject();
+    time_t now = time(NULL);
+    struct tm date;
+    char text[16] = "";
+    if (gmtime_r(&now, &date) != NULL) {
+        strftime(text, sizeof text, "%Y-%m-%d", &date);
+    }
     cJSON_AddStringToObject(root, "version", FMLA_VERSION_STRING);
+    cJSON_AddStringToObject(root, "date", text);
+    if (stations[0].device) {
+        cJSON_AddStringToObject(root, "kernels", cli_kernels_name(&o->shared));
+        cJSON_AddNumberToObject(root, "profile_kib", o->shared.profile);
+    }
     if (fmla_device_get(device, o->shared.device_index, &info) == FMLA_OK) {
         cJSON_AddStringToObject(root, "device", info.name);
     }
@@ -258,7 +353,12 @@ static int open_stations(const bench_options *o, station *stations, int *count)
             break;
         }
         *count = i + 1;
-        if (stations[i].engine.host) {
+        if (!stations[i].engine.host) {
+            if (bench_device_open(&stations[i].device, o->shared.device_index) != CLI_OK) {
+                return CLI_ERROR;
+            }
+            stations[i].limit = device_limit(stations[i].device);
+        } else {
             stations[i].limit = bench_peak(fmla_context_threads(stations[i].engine.context));
         }
     }
@@ -270,7 +370,15 @@ static void print_head(const bench_options *o, const station *stations, int coun
     if (o->json != NULL && strcmp(o->json, "-") == 0) {
         return;
     }
-    for (int i = 0; i < count && stations[i].engine.host; i++) {
+    if (stations[0].device) {
+        printf("limits: %.1f TFLOP/s bf16 matrix products, %.0f GB/s copies; times in us, with cold caches\n"
+               "graph: one call in a graph; steady: a call of many in a graph, caches warm\n\n"
+               "%-64s %9s %8s %8s %7s %7s %7s\n",
+               stations[0].limit.gemm * 1e-3, stations[0].limit.copy, "shape", "us", "graph", "steady", "TFLOP/s",
+               "GB/s", "limit");
+        return;
+    }
+    for (int i = 0; i < count; i++) {
         const bench_limit *l = &stations[i].limit;
         printf("limits, %d threads: %.1f GFLOP/s fp32 multiply-add, ",
                (int)fmla_context_threads(stations[i].engine.context), l->fma);
@@ -306,6 +414,7 @@ static int run_bench(const bench_options *o, const bench_shapes *list)
         status = bench_plot(o->plot, records);
     }
     for (int i = 0; i < count; i++) {
+        bench_device_close(stations[i].device);
         engine_close(&stations[i].engine);
     }
     cJSON_Delete(records);
@@ -343,6 +452,7 @@ int cmd_bench(int argc, char **argv)
         {"shapes", required_argument, NULL, OPTION_SHAPES},
         {"case", required_argument, NULL, OPTION_CASE},
         {"runs", required_argument, NULL, OPTION_RUNS},
+        {"repeat", required_argument, NULL, OPTION_REPEAT},
         {"list", no_argument, NULL, OPTION_LIST},
         {"plot", required_argument, NULL, OPTION_PLOT},
         {"limit-tflops", required_argument, NULL, OPTION_LIMIT_TFLOPS},

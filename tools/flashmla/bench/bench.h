@@ -3,6 +3,7 @@
 #ifndef FLASHMLA_TOOL_BENCH_H
 #define FLASHMLA_TOOL_BENCH_H
 
+#include "bench/device.h"
 #include "problem/cases.h"
 #include "problem/problem.h"
 
@@ -35,6 +36,8 @@ typedef struct bench_limit {
     double fma_avx2; /* the same in 256-bit vectors; 0: none here */
     double dot_bf16; /* bf16 dot products into fp32, GFLOP/s; 0 where the processor has none */
     double read;     /* GB/s from memory */
+    double gemm;     /* CUDA: bf16 matrix products, GFLOP/s */
+    double copy;     /* CUDA: copies in device memory, GB/s read and written */
 } bench_limit;
 
 bench_limit bench_peak(int32_t threads);
@@ -55,11 +58,15 @@ bench_work bench_work_of(const problem *p);
 typedef struct bench_time {
     double median, least, most; /* seconds */
     int32_t runs;
+    double graph, steady; /* CUDA, short calls: in a graph, and in a graph of many; 0: not measured */
 } bench_time;
 
-/* runs 0: at least 5, and as many as fit in half a second, at most 50. */
-fmla_status bench_measure(engine *e, memory *m, fmla_operation op, const any_args *args, int32_t runs,
-                          bench_time *time);
+/*
+ * On the host (device NULL) runs 0 is at least 5, and as many as fit in half a second, at most 50; on a device 10, each
+ * with cold caches.
+ */
+fmla_status bench_measure(engine *e, bench_device *device, memory *m, fmla_operation op, const any_args *args,
+                          int32_t runs, bench_time *time);
 double bench_now(void);
 /* Tensors for operations that are no attention. args is ready to run. CLI_OK or CLI_ERROR. */
 int bench_bytes_problem(problem *p, const test_case *c, engine *maker, any_args *args);

@@ -281,6 +281,9 @@ bench_limit bench_peak(int32_t threads)
 
 double bench_compute_limit(const bench_limit *limit, fmla_isa isa)
 {
+    if (limit->gemm > 0) {
+        return limit->gemm;
+    }
     bool dots = isa == FMLA_ISA_AVX512BF16 || isa == FMLA_ISA_AMX;
     if (dots && limit->dot_bf16 > 0) {
         return limit->dot_bf16;

@@ -6,7 +6,9 @@
 #include <string.h>
 #include <time.h>
 
-#define RUNS_MAX 1000
+#define RUNS_MAX    1000
+#define DEVICE_RUNS 10
+#define SHORT_CALL  500e-6 /* seconds; shorter ones are also timed in graphs */
 
 double bench_now(void)
 {
@@ -21,54 +23,84 @@ static int compare_doubles(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Seconds per call of `calls` calls in a row. */
-static fmla_status sample(engine *e, memory *m, fmla_operation op, const any_args *bound, int32_t calls,
-                          double *seconds)
+static fmla_status sample(engine *e, memory *m, fmla_operation op, const any_args *bound, double *seconds)
 {
-    fmla_status status = FMLA_OK;
     double start = bench_now();
-    for (int32_t i = 0; i < calls && status == FMLA_OK; i++) {
-        status = engine_call(e, op, bound);
-    }
+    fmla_status status = engine_call(e, op, bound);
     if (status == FMLA_OK) {
         status = engine_wait(e, m);
     }
-    *seconds = (bench_now() - start) / calls;
+    *seconds = bench_now() - start;
     return status;
 }
 
-fmla_status bench_measure(engine *e, memory *m, fmla_operation op, const any_args *args, int32_t runs, bench_time *time)
+static void summarise(double *samples, int32_t count, bench_time *time)
+{
+    qsort(samples, (size_t)count, sizeof *samples, compare_doubles);
+    time->median = count % 2 ? samples[count / 2] : (samples[count / 2 - 1] + samples[count / 2]) / 2;
+    time->least = samples[0];
+    time->most = samples[count - 1];
+    time->runs = count;
+}
+
+typedef struct device_call {
+    engine *engine;
+    fmla_operation op;
+    const any_args *bound;
+} device_call;
+
+static fmla_status enqueue(void *user, void *stream)
+{
+    device_call *call = user;
+    call->engine->stream = stream;
+    return engine_call(call->engine, call->op, call->bound);
+}
+
+static fmla_status measure_on_device(bench_device *device, device_call *call, int32_t runs, bench_time *time)
+{
+    double samples[RUNS_MAX];
+    bench_time graph = {0};
+    runs = runs > 0 ? runs : DEVICE_RUNS;
+    fmla_status status = bench_device_time(device, enqueue, call, runs, samples);
+    if (status == FMLA_OK) {
+        summarise(samples, runs, time);
+    }
+    if (status == FMLA_OK && time->median < SHORT_CALL) {
+        status = bench_device_graph(device, enqueue, call, runs, samples, &time->steady);
+        summarise(samples, runs, &graph);
+        time->graph = graph.median;
+    }
+    call->engine->stream = NULL;
+    return status;
+}
+
+fmla_status bench_measure(engine *e, bench_device *device, memory *m, fmla_operation op, const any_args *args,
+                          int32_t runs, bench_time *time)
 {
     any_args bound;
     double samples[RUNS_MAX], once = 0;
     memset(time, 0, sizeof *time);
     fmla_status status = engine_bind(e, m, op, args, &bound);
+    if (device != NULL && status == FMLA_OK) {
+        device_call call = {e, op, &bound};
+        return measure_on_device(device, &call, runs, time);
+    }
     /* The first call makes room, the second is warm; a long one is warm enough. */
     for (int i = 0; i < 2 && status == FMLA_OK && once < 0.1; i++) {
-        status = sample(e, m, op, &bound, 1, &once);
+        status = sample(e, m, op, &bound, &once);
     }
     if (status != FMLA_OK) {
         return status;
     }
-    /* On a device a call may be shorter than the wait for it: several to a sample. */
-    int32_t calls = 1;
-    if (!e->host && once < 2e-3) {
-        calls = once > 4e-5 ? (int32_t)(2e-3 / once) + 1 : 50;
-    }
-    int32_t wanted = runs > 0 ? runs : (int32_t)(0.5 / (once * calls));
+    int32_t wanted = runs > 0 ? runs : (int32_t)(0.5 / once);
     if (runs == 0) {
         wanted = wanted < 5 ? 5 : wanted > 50 ? 50 : wanted;
     }
-    wanted = wanted > RUNS_MAX ? RUNS_MAX : wanted;
     for (int32_t i = 0; i < wanted && status == FMLA_OK; i++) {
-        status = sample(e, m, op, &bound, calls, &samples[i]);
+        status = sample(e, m, op, &bound, &samples[i]);
     }
     if (status == FMLA_OK) {
-        qsort(samples, (size_t)wanted, sizeof *samples, compare_doubles);
-        time->median = wanted % 2 ? samples[wanted / 2] : (samples[wanted / 2 - 1] + samples[wanted / 2]) / 2;
-        time->least = samples[0];
-        time->most = samples[wanted - 1];
-        time->runs = wanted;
+        summarise(samples, wanted, time);
     }
     return status;
 }

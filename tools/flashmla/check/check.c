@@ -38,7 +38,7 @@ static const char usage[] =
     "  --backend NAME      auto, cpu or cuda; default cpu\n"
     "  --device-index N    which CUDA device; default 0\n"
     "  --isa NAME          CPU tier: scalar, avx2, avx512bf16, amx, neon; default the best\n"
-    "  --threads N         CPU threads; default one per processor\n";
+    "  --threads N         CPU threads; default one per processor\n" CLI_CUDA_HELP;
 
 typedef struct check_options {
     cli_options shared;
@@ -145,22 +145,6 @@ static int make_list(const check_options *o, case_list *list)
     return CLI_OK;
 }
 
-/* Options of the command line that a repetition needs. */
-static void replay_options(const check_options *o, char *text, size_t size)
-{
-    size_t used = 0;
-    text[0] = 0;
-    if (o->shared.device == FMLA_DEVICE_CUDA) {
-        used += (size_t)snprintf(text, size, " --backend cuda");
-    }
-    if (o->shared.isa != FMLA_ISA_AUTO) {
-        used += (size_t)snprintf(text + used, size - used, " --isa %s", fmla_isa_name((fmla_isa)o->shared.isa));
-    }
-    if (o->shared.threads != 0) {
-        snprintf(text + used, size - used, " --threads %d", o->shared.threads);
-    }
-}
-
 typedef struct tally {
     int64_t passed, failed, not_offered;
     double seconds;
@@ -190,7 +174,7 @@ static void run_list(checker *k, const check_options *o, const case_list *list, 
 {
     char replay[128];
     int64_t failures = 0;
-    replay_options(o, replay, sizeof replay);
+    cli_replay_options(&o->shared, replay, sizeof replay);
     for (size_t i = 0; i < list->count; i++) {
         const test_case *c = &list->cases[i];
         char text[512];
@@ -250,7 +234,12 @@ static int write_json(const char *path, cJSON *records, const engine *e)
     cJSON *root = cJSON_CreateObject();
     cJSON_AddStringToObject(root, "version", FMLA_VERSION_STRING);
     cJSON_AddStringToObject(root, "backend", fmla_device_name(fmla_context_device(e->context)));
-    cJSON_AddStringToObject(root, "isa", fmla_isa_name(fmla_context_isa(e->context)));
+    if (e->host) {
+        cJSON_AddStringToObject(root, "isa", fmla_isa_name(fmla_context_isa(e->context)));
+    } else {
+        cJSON_AddStringToObject(root, "kernels", cli_kernels_name(&e->options));
+        cJSON_AddNumberToObject(root, "profile_kib", e->options.profile);
+    }
     cJSON_AddItemToObject(root, "cases", records);
     return cli_write_json(path, root);
 }
@@ -259,7 +248,7 @@ static int64_t run_ids(checker *k, const check_options *o, cJSON *records, int64
 {
     char replay[128];
     ids_tally t = {0};
-    replay_options(o, replay, sizeof replay);
+    cli_replay_options(&o->shared, replay, sizeof replay);
     ids_run(k, o->ids, replay, records, &t);
     printf("%-17s %7lld %7lld %9.1f\n", "named faults", (long long)t.passed, (long long)t.failed, t.seconds);
     if (t.not_offered > 0) {

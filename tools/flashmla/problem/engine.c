@@ -178,35 +178,35 @@ fmla_status engine_call(engine *e, fmla_operation op, const any_args *a)
     switch (op) {
     case FMLA_OP_DENSE_DECODE:
     case FMLA_OP_SPARSE_DECODE:
-        return fmla_decode(e->context, &a->decode, NULL);
+        return fmla_decode(e->context, &a->decode, e->stream);
     case FMLA_OP_SPARSE_PREFILL:
-        return fmla_prefill(e->context, &a->prefill, NULL);
+        return fmla_prefill(e->context, &a->prefill, e->stream);
     case FMLA_OP_FUSED_PREFILL:
-        return fmla_fused_prefill(e->context, &a->fused_prefill, NULL);
+        return fmla_fused_prefill(e->context, &a->fused_prefill, e->stream);
     case FMLA_OP_FUSED_DECODE:
-        return fmla_fused_decode(e->context, &a->fused_decode, NULL);
+        return fmla_fused_decode(e->context, &a->fused_decode, e->stream);
     case FMLA_OP_MHA_FORWARD:
-        return fmla_mha_forward(e->context, &a->mha_forward, NULL);
+        return fmla_mha_forward(e->context, &a->mha_forward, e->stream);
     case FMLA_OP_MHA_BACKWARD:
-        return fmla_mha_backward(e->context, &a->mha_backward, NULL);
+        return fmla_mha_backward(e->context, &a->mha_backward, e->stream);
     case FMLA_OP_QUANTIZE:
-        return fmla_quantize(e->context, &a->quantize, NULL);
+        return fmla_quantize(e->context, &a->quantize, e->stream);
     case FMLA_OP_DEQUANTIZE:
-        return fmla_dequantize(e->context, &a->dequantize, NULL);
+        return fmla_dequantize(e->context, &a->dequantize, e->stream);
     case FMLA_OP_CONVERT:
-        return fmla_convert(e->context, &a->convert, NULL);
+        return fmla_convert(e->context, &a->convert, e->stream);
     case FMLA_OP_MERGE:
-        return fmla_merge(e->context, &a->merge, NULL);
+        return fmla_merge(e->context, &a->merge, e->stream);
     case FMLA_OP_PERMUTE_Q_B:
-        return fmla_permute_q_b(e->context, &a->permute_q_b, NULL);
+        return fmla_permute_q_b(e->context, &a->permute_q_b, e->stream);
     case FMLA_OP_PERMUTE_WV:
-        return fmla_permute_wv(e->context, &a->permute_wv, NULL);
+        return fmla_permute_wv(e->context, &a->permute_wv, e->stream);
     case FMLA_OP_INDICES_CONVERT:
-        return fmla_indices_convert(e->context, &a->indices_convert, NULL);
+        return fmla_indices_convert(e->context, &a->indices_convert, e->stream);
     case FMLA_OP_FP8_CAST:
-        return fmla_fp8_cast(e->context, &a->fp8_cast, NULL);
+        return fmla_fp8_cast(e->context, &a->fp8_cast, e->stream);
     case FMLA_OP_SCHEDULE:
-        return fmla_schedule(e->context, &a->schedule, NULL);
+        return fmla_schedule(e->context, &a->schedule, e->stream);
     default:
         return FMLA_ERROR_UNSUPPORTED;
     }

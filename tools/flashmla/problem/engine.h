@@ -12,6 +12,7 @@ typedef struct engine {
     fmla_context *context;
     cli_options options;
     bool host;
+    void *stream; /* of a device's calls; NULL: the default one */
 } engine;
 
 typedef union any_args {
