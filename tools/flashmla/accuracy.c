@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * accuracy.c: `flashmla accuracy`: what storing keys in a format does to attention. Both sides are computed in float64:
- * one on the tokens as they are (bf16), one on what is left of them in the format. Kernels play no part.
+ * accuracy.c: `flashmla accuracy`: what storing keys in a format does to attention. The truth is float64 attention on
+ * the tokens as they are (bf16); the other side stores and attends them in the format, in float64 too, or by a backend's
+ * kernels.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -15,13 +16,17 @@ enum { OPTION_IN = CLI_OPTION_OWN, OPTION_TOKENS, OPTION_HEADS, OPTION_SEED };
 
 static const char usage[] =
     "usage: flashmla accuracy [options]\n\n"
-    "Error of attention's output when keys and values are kept in each KV format, against float64 attention on the "
-    "tokens\n"
-    "before they were quantised, for made-up tokens of three kinds or for your own.\n\n"
+    "Error of attention's output when keys and values are kept in each KV format, against float64 attention on the\n"
+    "tokens before they were quantised, for made-up tokens of three kinds or for your own. By default both sides are\n"
+    "float64, and the error is the format's alone; with --backend it is that of format and kernels together.\n\n"
     "  --in FILE           .safetensors with q [n_q, h, d] and kv [n, d] (bf16, fp16 or fp32; d 576 or 512)\n"
     "  --tokens N          made-up tokens; default 1024\n"
     "  --heads N           heads; default 8\n"
     "  --seed N            other random numbers; default 1\n"
+    "  --backend NAME      oracle (float64, default), cpu, cuda or auto: what stores and attends the tokens\n"
+    "  --device-index N    which CUDA device; default 0\n"
+    "  --isa NAME          CPU tier: scalar, avx2, avx512bf16, amx, neon; default the best\n"
+    "  --threads N         CPU threads; default one per processor\n" CLI_CUDA_HELP
     "  --json              print JSON\n";
 
 typedef struct accuracy_options {
@@ -78,8 +83,9 @@ typedef struct accuracy_row {
     double bytes, saving, max_error, relative, cosine, lse_error;
 } accuracy_row;
 
-/* Attention of all queries over all tokens of a cache, in float64. In formats that are extra caches only, as such. */
-static int attend(engine *oracle, memory *m, const sample *s, const fmla_kv_cache *cache, double *out, double *lse)
+/* Attention of all queries over all tokens of a cache. In formats that are extra caches only, as such. Results are
+ * float64; kernels' come by way of float32. */
+static int attend(engine *e, memory *m, const sample *s, const fmla_kv_cache *cache, double *out, double *lse)
 {
     any_args a;
     fmla_format_info info = cache_format(cache->format, s->d);
@@ -99,13 +105,25 @@ static int attend(engine *oracle, memory *m, const sample *s, const fmla_kv_cach
         a.decode.extra_kv = *cache;
         a.decode.extra_indices = indices;
     }
+    bool exact = fmla_context_device(e->context) == FMLA_DEVICE_ORACLE;
+    int64_t rows = s->n_q * s->heads;
     a.decode.out = fmla_tensor_4d(out, FMLA_F64, 1, s->n_q, s->heads, 512);
     a.decode.lse = fmla_tensor_3d(lse, FMLA_F64, 1, s->heads, s->n_q);
-    fmla_status status = engine_run(oracle, m, FMLA_OP_SPARSE_DECODE, &a);
-    return status == FMLA_OK ? CLI_OK : cli_status(oracle->context, status, info.name);
+    if (!exact) {
+        a.decode.out = memory_tensor_4(m, FMLA_F32, 4, 1, s->n_q, s->heads, 512, 0, 0);
+        a.decode.lse = memory_tensor_4(m, FMLA_F32, 3, 1, s->heads, s->n_q, 0, 0, 0);
+    }
+    fmla_status status = engine_run(e, m, FMLA_OP_SPARSE_DECODE, &a);
+    for (int64_t i = 0; i < rows * 512 && !exact; i++) {
+        out[i] = ((const float *)a.decode.out.data)[i];
+    }
+    for (int64_t i = 0; i < rows && !exact; i++) {
+        lse[i] = ((const float *)a.decode.lse.data)[i];
+    }
+    return status == FMLA_OK ? CLI_OK : cli_status(e->context, status, info.name);
 }
 
-static int store(engine *oracle, memory *m, const sample *s, const fmla_kv_cache *cache, fmla_quantizer quantizer)
+static int store(engine *e, memory *m, const sample *s, const fmla_kv_cache *cache, fmla_quantizer quantizer)
 {
     any_args a;
     memset(&a, 0, sizeof a);
@@ -113,8 +131,8 @@ static int store(engine *oracle, memory *m, const sample *s, const fmla_kv_cache
     a.quantize.src = s->kv;
     a.quantize.dst = *cache;
     a.quantize.quantizer = quantizer;
-    fmla_status status = engine_run(oracle, m, FMLA_OP_QUANTIZE, &a);
-    return status == FMLA_OK ? CLI_OK : cli_status(oracle->context, status, "quantising");
+    fmla_status status = engine_run(e, m, FMLA_OP_QUANTIZE, &a);
+    return status == FMLA_OK ? CLI_OK : cli_status(e->context, status, "quantising");
 }
 
 static void measure(accuracy_row *row, const sample *s, const double *out, const double *lse, const double *truth,
@@ -136,9 +154,14 @@ static void measure(accuracy_row *row, const sample *s, const double *out, const
 }
 
 /* All formats of the sample's width; *rows is the caller's to free. */
-static int measure_formats(engine *oracle, const sample *s, accuracy_row *rows, int *count)
+static int measure_formats(engine *oracle, engine *e, const sample *from, accuracy_row *rows, int *count)
 {
     memory m = {0};
+    sample own = *from, *s = &own; /* what a device is to find lies in the memory of the call */
+    own.q = memory_tensor(&m, FMLA_BF16, 3, from->q.shape, 0, 0);
+    own.kv = memory_tensor(&m, FMLA_BF16, 2, from->kv.shape, 0, 0);
+    tensor_copy(&own.q, &from->q);
+    tensor_copy(&own.kv, &from->kv);
     size_t n = (size_t)(s->n_q * s->heads);
     double *truth = memory_take(&m, n * 512 * sizeof(double), 0), *out = memory_take(&m, n * 512 * sizeof(double), 0);
     double *true_lse = memory_take(&m, n * sizeof(double), 0), *lse = memory_take(&m, n * sizeof(double), 0);
@@ -160,9 +183,9 @@ static int measure_formats(engine *oracle, const sample *s, accuracy_row *rows, 
             row->bytes = info.bytes_per_token;
             row->saving = 100 * (1 - (double)info.bytes_per_token / (2.0 * (double)s->d));
             fmla_kv_cache cache = cache_make(&m, format, s->d, 1, 1, s->n, 0, 0, 0);
-            status = store(oracle, &m, s, &cache, q ? FMLA_QUANTIZER_V32_2025 : FMLA_QUANTIZER_DEFAULT);
+            status = store(e, &m, s, &cache, q ? FMLA_QUANTIZER_V32_2025 : FMLA_QUANTIZER_DEFAULT);
             if (status == CLI_OK) {
-                status = attend(oracle, &m, s, &cache, out, lse);
+                status = attend(e, &m, s, &cache, out, lse);
             }
             measure(row, s, out, lse, truth, true_lse);
         }
@@ -234,10 +257,14 @@ static int read_sample(sample *s, memory *m, const char *path)
 
 static int run_accuracy(const accuracy_options *o)
 {
-    engine oracle;
+    engine oracle, user;
     accuracy_row rows[FMLA_KV_COUNT + 1];
     cJSON *list = o->shared.json ? cJSON_CreateArray() : NULL;
     int count, status = engine_open_host(&oracle, FMLA_DEVICE_ORACLE, FMLA_ISA_AUTO, 1);
+    memset(&user, 0, sizeof user);
+    if (status == CLI_OK) {
+        status = engine_open(&user, &o->shared);
+    }
     if (status == CLI_OK && list == NULL) {
         printf("%-14s %4s %-24s %6s %8s %10s %10s %10s %10s\n", "data", "d_qk", "format", "B/tok", "saved", "max error",
                "relative", "1-cosine", "lse error");
@@ -252,7 +279,7 @@ static int run_accuracy(const accuracy_options *o)
             make_sample(&s, &m, o, (distribution)(i / 2), i % 2 ? 512 : 576);
         }
         if (status == CLI_OK) {
-            status = measure_formats(&oracle, &s, rows, &count);
+            status = measure_formats(&oracle, &user, &s, rows, &count);
         }
         cli_progress(NULL);
         if (status == CLI_OK) {
@@ -265,6 +292,7 @@ static int run_accuracy(const accuracy_options *o)
     } else {
         cJSON_Delete(list);
     }
+    engine_close(&user);
     engine_close(&oracle);
     return status;
 }
@@ -280,6 +308,7 @@ int cmd_accuracy(int argc, char **argv)
         {NULL, 0, NULL, 0},
     };
     accuracy_options o = {.shared = CLI_OPTIONS_INIT, .tokens = 1024, .heads = 8, .seed = 1};
+    o.shared.device = FMLA_DEVICE_ORACLE;
     int status = CLI_OK;
     for (int option; status == CLI_OK && (option = cli_getopt(argc, argv, table)) != -1;) {
         switch (option) {

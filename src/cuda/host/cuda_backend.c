@@ -167,6 +167,21 @@ static void close_state(void *opaque)
     allocator.release(allocator.user, state);
 }
 
+/* What a context on a device would use, best first. */
+static void name_kernels(int device, char *text, size_t size)
+{
+    fmlac_state state = {.device = device,
+                         .capability = capability_of(device),
+                         .shared_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device)};
+    int32_t kib = chosen(0, "FLASHMLA_CUDA_PROFILE_KIB");
+    if (kib > 0 && kib * 1024 < state.shared_block) {
+        state.shared_block = kib * 1024;
+    }
+    fmlac_hopper_open(&state, chosen(0, "FLASHMLA_CUDA_KERNELS"));
+    bool built = built_for(state.capability);
+    snprintf(text, size, "%s", !built ? "none" : state.hopper ? "hopper portable" : "portable");
+}
+
 static fmla_status device_info(int32_t index, fmla_device_info *info, fmlai_error *error)
 {
     struct cudaDeviceProp properties;
@@ -181,7 +196,7 @@ static fmla_status device_info(int32_t index, fmla_device_info *info, fmlai_erro
     info->device = FMLA_DEVICE_CUDA;
     info->index = index;
     snprintf(info->name, sizeof info->name, "%.127s", properties.name);
-    snprintf(info->kernels, sizeof info->kernels, "%s", built_for(capability_of(index)) ? "portable" : "none");
+    name_kernels(index, info->kernels, sizeof info->kernels);
     info->compute_units = properties.multiProcessorCount;
     info->capability = 10 * properties.major + properties.minor;
     info->memory_bytes = (int64_t)properties.totalGlobalMem;

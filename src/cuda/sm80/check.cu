@@ -32,7 +32,7 @@ static __device__ __forceinline__ void check_length(const checked &c, const fmla
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256) fmlak_check_lengths_sm80(const __grid_constant__ checked c)
+extern "C" __global__ void __launch_bounds__(256, 1) fmlak_check_lengths_sm80(const __grid_constant__ checked c)
 {
     const fmlac_mqa &p = c.mqa;
     int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
@@ -76,7 +76,7 @@ static __device__ __forceinline__ void check_indices(const checked &c, const fml
 }
 
 /* One block per (request or query token, KV head). */
-extern "C" __global__ void __launch_bounds__(256) fmlak_check_entries_sm80(const __grid_constant__ checked c)
+extern "C" __global__ void __launch_bounds__(256, 1) fmlak_check_entries_sm80(const __grid_constant__ checked c)
 {
     const fmlac_mqa &p = c.mqa;
     int64_t row = quotient(blockIdx.x, p.h_kv);
