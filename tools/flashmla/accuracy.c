@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * accuracy.c: `flashmla accuracy`: what storing keys in a format does to attention. The truth is float64 attention on
- * the tokens as they are (bf16); the other side stores and attends them in the format, in float64 too, or by a backend's
- * kernels.
+ * the tokens as they are (bf16); the other side stores and attends them in the format, in float64 too or by the kernels
+ * of a backend.
  */
 #include <math.h>
 #include <stdlib.h>
