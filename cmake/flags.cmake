@@ -14,9 +14,10 @@ endif()
 # Instruction sets of the CPU tiers: a folder src/cpu/<tier>/ is compiled with FLASHMLA_ISA_FLAGS_<tier>, nothing else is.
 set(FLASHMLA_ISA_FLAGS_avx2 -mavx2 -mfma -mf16c)
 set(FLASHMLA_ISA_FLAGS_avx512bf16 -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vbmi -mavx512bf16)
+set(FLASHMLA_ISA_FLAGS_amx ${FLASHMLA_ISA_FLAGS_avx512bf16}) # its tile instructions are assembly
 set(FLASHMLA_ISA_FLAGS_neon "")
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-  set(FLASHMLA_TIERS avx2 avx512bf16)
+  set(FLASHMLA_TIERS avx2 avx512bf16 amx)
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
   set(FLASHMLA_TIERS neon)
 else()

@@ -51,6 +51,14 @@ static void choose_kernels(fmlai_cpu *cpu)
 #if defined(FLASHMLA_HAVE_AVX512BF16)
     fmlai_tile_init_avx512bf16(&cpu->tile_f32, &cpu->tile_bf16);
     fmlai_quant_init_avx512bf16(&cpu->quant);
+#if defined(FLASHMLA_HAVE_AMX)
+    if (cpu->isa == FMLA_ISA_AMX) {
+        fmlai_tile_init_amx(&cpu->tile_f32, &cpu->tile_bf16);
+    }
+#endif
+    if (cpu->isa == FMLA_ISA_AVX512BF16 && !fmlai_dot_bf16_pays()) {
+        cpu->tile_bf16 = cpu->tile_f32;
+    }
 #endif
 }
 
@@ -82,6 +90,13 @@ static fmla_status cpu_open(const fmla_context_config *config, const fmlai_alloc
     int32_t processors = fmlai_processors();
 
     *state = NULL;
+    if (status == FMLA_OK && isa == FMLA_ISA_AMX && !fmlai_amx_request()) {
+        if (config->isa != FMLA_ISA_AUTO) {
+            return fmlai_fail(error, FMLA_ERROR_UNSUPPORTED, "isa amx: the operating system refuses its registers");
+        }
+        isa = FMLA_ISA_AVX512BF16;
+        status = check_tier(isa, error);
+    }
     if (status != FMLA_OK) {
         return status;
     }

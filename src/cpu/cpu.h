@@ -40,6 +40,11 @@ void fmlai_cpu_run(const fmlai_cpu *cpu, int64_t count, void (*body)(void *user,
 bool fmlai_isa_offered(fmla_isa isa); /* by the processor and its operating system */
 bool fmlai_isa_built(fmla_isa isa);
 fmla_isa fmlai_isa_best(void);
+/* Asks the operating system for the AMX registers, for all threads of the process; false: it refuses. */
+bool fmlai_amx_request(void);
+/* Whether VDPBF16PS does more than fp32 multiply-adds of the same width: twice as much on AMD, half as much on
+ * Intel. */
+bool fmlai_dot_bf16_pays(void);
 size_t fmlai_l2_bytes(void);
 int32_t fmlai_processors(void); /* that this process may use: affinity and cgroup quota */
 

@@ -112,6 +112,10 @@ bool fmlai_isa_built(fmla_isa isa)
     case FMLA_ISA_AVX512BF16:
         return true;
 #endif
+#if defined(FLASHMLA_HAVE_AMX)
+    case FMLA_ISA_AMX:
+        return true;
+#endif
 #if defined(FLASHMLA_HAVE_NEON)
     case FMLA_ISA_NEON:
         return true;
@@ -124,7 +128,7 @@ bool fmlai_isa_built(fmla_isa isa)
 bool fmlai_isa_usable(fmla_isa isa)
 {
 #if defined(FLASHMLA_EMULATE_AVX512)
-    if (isa == FMLA_ISA_AVX512BF16) {
+    if (isa == FMLA_ISA_AVX512BF16 || isa == FMLA_ISA_AMX) {
         return fmlai_isa_built(isa) && fmlai_isa_offered(FMLA_ISA_AVX2);
     }
 #endif
@@ -141,6 +145,28 @@ fmla_isa fmlai_isa_best(void)
         }
     }
     return FMLA_ISA_SCALAR;
+}
+
+bool fmlai_amx_request(void)
+{
+#if defined(FLASHMLA_EMULATE_AVX512)
+    return true;
+#elif defined(__x86_64__)
+    const int request_permission = 0x1023, tile_data = 18; /* ARCH_REQ_XCOMP_PERM */
+    return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+#else
+    return false;
+#endif
+}
+
+bool fmlai_dot_bf16_pays(void)
+{
+#if defined(__x86_64__)
+    uint32_t a, b, c, d;
+    return !__get_cpuid(0, &a, &b, &c, &d) || b != signature_INTEL_ebx;
+#else
+    return true;
+#endif
 }
 
 /* Reads a small text file; false if there is none. */

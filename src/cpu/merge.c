@@ -11,7 +11,12 @@
 #include "rows.h"
 
 #define ROWS_PER_TASK 16
-#define DIMS_AT_ONCE  128
+#define DIMS_AT_ONCE  512
+
+typedef struct merge_job {
+    const fmlai_merge *p;
+    const fmlai_tile_kernels *kernels;
+} merge_job;
 
 static double lse_of(const fmlai_merge_state *s, int64_t token, int32_t head)
 {
@@ -43,9 +48,10 @@ static double sum_of_weights(const fmlai_merge *p, int64_t token, int32_t head, 
 }
 
 /* sum += weight * dims d..d+n-1 of every state that is not empty; the rest is not read. */
-static void add_states(const fmlai_merge *p, int64_t token, int32_t head, double m, int32_t d, int32_t n,
+static void add_states(const merge_job *job, int64_t token, int32_t head, double m, int32_t d, int32_t n,
                        double *sum)
 {
+    const fmlai_merge *p = job->p;
     float x[DIMS_AT_ONCE];
     for (int32_t s = 0; s < p->count; s++) {
         const fmlai_packed *out = &p->states[s].out;
@@ -55,14 +61,13 @@ static void add_states(const fmlai_merge *p, int64_t token, int32_t head, double
         }
         double weight = exp(lse - m);
         fmlai_row_load(x, out->data, out->dtype, token * out->stride[0] + head * out->stride[1] + d, n);
-        for (int32_t i = 0; i < n; i++) {
-            sum[i] += weight * (double)x[i];
-        }
+        job->kernels->fold(sum, x, 1.0, weight, n);
     }
 }
 
-static void merge_row(const fmlai_merge *p, int64_t token, int32_t head)
+static void merge_row(const merge_job *job, int64_t token, int32_t head)
 {
+    const fmlai_merge *p = job->p;
     const fmlai_packed *out = &p->result.out;
     double m = largest_lse(p, token, head);
     bool empty = m == -INFINITY;
@@ -77,11 +82,9 @@ static void merge_row(const fmlai_merge *p, int64_t token, int32_t head)
         float x[DIMS_AT_ONCE];
         memset(sum, 0, sizeof sum);
         if (!empty) {
-            add_states(p, token, head, m, d, n, sum);
+            add_states(job, token, head, m, d, n, sum);
         }
-        for (int32_t i = 0; i < n; i++) {
-            x[i] = (float)(sum[i] * factor);
-        }
+        job->kernels->finish(x, sum, factor, n);
         fmlai_row_store(out->data, out->dtype, token * out->stride[0] + head * out->stride[1] + d, x, n);
     }
     if (p->result.lse.data) {
@@ -93,19 +96,21 @@ static void merge_row(const fmlai_merge *p, int64_t token, int32_t head)
 
 static void merge_task(void *user, int64_t task, int32_t worker)
 {
-    const fmlai_merge *p = user;
+    const merge_job *job = user;
+    const fmlai_merge *p = job->p;
     int64_t total = p->tokens * p->heads;
     int64_t end = (task + 1) * ROWS_PER_TASK < total ? (task + 1) * ROWS_PER_TASK : total;
     (void)worker;
     for (int64_t i = task * ROWS_PER_TASK; i < end; i++) {
-        merge_row(p, i / p->heads, (int32_t)(i % p->heads));
+        merge_row(job, i / p->heads, (int32_t)(i % p->heads));
     }
 }
 
 fmla_status fmlai_cpu_merge(void *state, const fmlai_merge *p, const fmlai_call *call)
 {
+    const fmlai_cpu *cpu = state;
+    merge_job job = {p, &cpu->tile_f32};
     (void)call;
-    fmlai_cpu_run(state, (p->tokens * p->heads + ROWS_PER_TASK - 1) / ROWS_PER_TASK, merge_task,
-                  (void *)(uintptr_t)p);
+    fmlai_cpu_run(cpu, (p->tokens * p->heads + ROWS_PER_TASK - 1) / ROWS_PER_TASK, merge_task, &job);
     return FMLA_OK;
 }

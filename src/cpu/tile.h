@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * tile.h: the six kernels of attention on a CPU. Everything (MQA in all its forms, MHA forward and backward)
+ * tile.h: the kernels of attention on a CPU. Everything (MQA in all its forms, MHA forward and backward)
  * is built from them; a tier is fast if these are.
  *
  * A block of rows (queries; up to FMLAI_TILE_ROWS, padded to a multiple of FMLAI_TILE_LANES) meets tiles of
@@ -13,6 +13,8 @@
  *   softmax     s, running state         -> packed weights, new state, alpha (what old sums must shrink by)
  *   accumulate  packed weights x tile    -> packed sums (sums * alpha + weights^T tile)
  *   unpack      packed sums              -> rows as floats
+ *   fold        rows of partial results  -> their running sum in float64; finish: that as floats
+ *   gradients   s, dO.v                  -> P, dS: what backward sums up
  *
  * Tokens that are not attended are never in a tile: the driver leaves them out. The only mask is `visible`:
  * row r sees the first visible[r] tokens of the tile (causal bounds).
@@ -29,6 +31,7 @@
 #define FLASHMLA_TILE_H
 
 #include <float.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -95,12 +98,22 @@ typedef struct fmlai_tile_kernels {
     void (*accumulate)(void *packed_sums, const void *packed_weights, const void *tile, int64_t tile_stride,
                        const float *alpha, const int32_t *visible, int32_t rows, int32_t tokens, int32_t d);
     void (*unpack)(float *dst, int64_t dst_stride, const void *packed_sums, int32_t rows, int32_t d);
+    /* sums[i] = sums[i] * keep + x[i] * join, n of them; without alignment. */
+    void (*fold)(double *sums, const float *x, double keep, double join, int32_t n);
+    /* dst[i] = sums[i] * factor, n of them; without alignment. */
+    void (*finish)(float *dst, const double *sums, double factor, int32_t n);
+    /* s to P = 2^(s * scale2 - lse2), ds (which holds dO.v) to dS = P * (ds - delta), both [t * row_stride + r],
+     * exactly 0 where row r does not see token t. lse2 and delta have an entry per row, or (by_token) per token. */
+    void (*gradients)(float *s, float *ds, float scale2, const float *lse2, const float *delta, bool by_token,
+                      const int32_t *visible, int32_t rows, int32_t tokens);
 } fmlai_tile_kernels;
 
 /* Tiers: each fills all entries of f32, and of bf16 where it has something better. */
 void fmlai_tile_init_scalar(fmlai_tile_kernels *f32, fmlai_tile_kernels *bf16);
 void fmlai_tile_init_avx2(fmlai_tile_kernels *f32, fmlai_tile_kernels *bf16);
 void fmlai_tile_init_avx512bf16(fmlai_tile_kernels *f32, fmlai_tile_kernels *bf16);
+/* On top of avx512bf16. */
+void fmlai_tile_init_amx(fmlai_tile_kernels *f32, fmlai_tile_kernels *bf16);
 void fmlai_tile_init_neon(fmlai_tile_kernels *f32, fmlai_tile_kernels *bf16);
 
 #endif

@@ -11,8 +11,8 @@
 
 #include <cmocka.h>
 
-#include "cpu/quant/quant.h"
 #include "format/format.h"
+#include "support_cpu.h"
 #include "support_numbers.h"
 
 #define N 32
@@ -125,7 +125,7 @@ static void doubles_are_not_rounded_to_float_first(void **state)
     assert_int_equal(codes[1], 0x39);
 }
 
-/* The CPU's form of the cast: exponents from end to end, ties, NaN and infinity. */
+/* Every tier's form of the cast: exponents from end to end, ties, NaN and infinity. */
 static void the_cpu_s_cast_equals_the_rule(void **state)
 {
     static const float odd[] = {NAN, INFINITY, -INFINITY, 0.0f, -0.0f, 3.4e38f};
@@ -140,8 +140,13 @@ static void the_cpu_s_cast_equals_the_rule(void **state)
             x[j] = i % 3 == 0 ? ldexpf(rintf(ldexpf(x[j], 4 - low)), low - 4) : x[j] * test_random_unit(&seed);
         }
         x[i % n] = i % 17 == 0 ? odd[i % 6] : x[i % n];
-        assert_int_equal(fmlai_cpu_cast_group(x, n, codes), fmlai_fp8_cast_group(x, n, expected));
-        assert_memory_equal(codes, expected, (size_t)n);
+        uint8_t scale = fmlai_fp8_cast_group(x, n, expected);
+        for (const fmla_isa *isa = cpu_isas(); *isa != FMLA_ISA_AUTO; isa++) {
+            fmlai_cpu *cpu = cpu_open(*isa, 1);
+            assert_int_equal(cpu->quant.cast(x, n, codes), scale);
+            assert_memory_equal(codes, expected, (size_t)n);
+            cpu_close(cpu);
+        }
     }
 }
 

@@ -16,8 +16,7 @@
 #define STRIDE 11 /* of metadata rows: wider than the 8 columns */
 #define FILL   -1 /* what the tables hold before the call */
 
-static const fmla_schedule_form forms[3] = {FMLA_SCHEDULE_2025_02, FMLA_SCHEDULE_2025_09,
-                                            FMLA_SCHEDULE_2026_01};
+static const fmla_schedule_form forms[3] = {FMLA_SCHEDULE_2025_02, FMLA_SCHEDULE_2025_09, FMLA_SCHEDULE_2026_01};
 
 /* A row in words, whatever the form; positions in blocks. */
 typedef struct piece {
@@ -96,8 +95,7 @@ static void check_flags(const fmlai_schedule *p, int64_t part, const piece *x, b
     if (p->form == FMLA_SCHEDULE_2026_01 && !idle) {
         first_split = p->num_splits[x->first + 1] - p->num_splits[x->first] > 1;
         last_split = p->num_splits[x->last + 1] - p->num_splits[x->last] > 1;
-        if (x->first !=
-            x->last) { /* a request that ends where the part ends is split only by its beginning */
+        if (x->first != x->last) { /* a request that ends where the part ends is split only by its beginning */
             last_split = x->end != blocks_of_length(p->seqlens[x->last], p->form);
         }
     }
@@ -110,8 +108,7 @@ static void check_flags(const fmlai_schedule *p, int64_t part, const piece *x, b
 }
 
 /* The work of one part: continues where the parts before it ended, and costs no more than the payload. */
-static void check_part(const fmlai_schedule *p, int64_t part, int64_t payload, int64_t *blocks,
-                       int64_t *splits)
+static void check_part(const fmlai_schedule *p, int64_t part, int64_t payload, int64_t *blocks, int64_t *splits)
 {
     piece x = piece_of(p, part);
     int64_t cost = 0;
@@ -239,8 +236,7 @@ static void sparse_lengths(void **state)
 {
     static const int32_t topk_length[4] = {0, 2048, 65, 5000};
     static const int32_t extra_length[4] = {512, 0, 1, -7};
-    fmlai_schedule p = {
-        .batch = 4, .topk = 2048, .form = FMLA_SCHEDULE_2026_01, .overhead_blocks = W, .parts = 7};
+    fmlai_schedule p = {.batch = 4, .topk = 2048, .form = FMLA_SCHEDULE_2026_01, .overhead_blocks = W, .parts = 7};
     (void)state;
 
     check_sparse(p, (int32_t[4]){2048, 2048, 2048, 2048});
@@ -388,15 +384,19 @@ static void c128_a_full_machine_splits_little(void **state)
 
 static void promise_8_chunks_depend_on_the_length_alone(void **state)
 {
-    static const int64_t counts[8] = {0, 1, 1023, 1024, 1025, 4096, 1000000, INT64_C(1) << 40};
+    static const int64_t counts[] = {
+        0, 1, 511, 512, 513, 1023, 1024, 1025, 2048, 2049, 4096, 1000000, INT64_C(1) << 40};
     (void)state;
-    for (int i = 0; i < 8; i++) {
+    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
         int64_t chunks = fmlai_plan_chunks(counts[i]);
         int64_t last = chunks > 0 ? fmlai_plan_chunk_tokens(counts[i], chunks - 1) : 0;
         assert_true(chunks == 0 ? counts[i] == 0 : last >= 1);
-        assert_int_equal((chunks > 0 ? chunks - 1 : 0) * FMLAI_PLAN_CHUNK_TOKENS + last, counts[i]);
+        assert_true(last <= FMLAI_PLAN_CHUNK_TOKENS);
+        assert_int_equal(chunks > 0 ? fmlai_plan_chunk_begin(chunks - 1) + last : 0, counts[i]);
         for (int64_t c = 0; c + 1 < chunks && c < 1000; c++) {
-            assert_int_equal(fmlai_plan_chunk_tokens(counts[i], c), FMLAI_PLAN_CHUNK_TOKENS);
+            assert_int_equal(fmlai_plan_chunk_tokens(counts[i], c), c < 2 ? 512 : 1024);
+            assert_int_equal(fmlai_plan_chunk_begin(c) + fmlai_plan_chunk_tokens(counts[i], c),
+                             fmlai_plan_chunk_begin(c + 1));
         }
     }
 }

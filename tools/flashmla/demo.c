@@ -199,7 +199,7 @@ static int find_limits(checker *k, bench_device **device, bench_limit *limit)
 {
     int status = CLI_OK;
     if (k->engine.host) {
-        *limit = bench_peak(fmla_context_threads(k->engine.context));
+        *limit = bench_peak(fmla_context_threads(k->engine.context), fmla_context_isa(k->engine.context));
     } else {
         status = bench_device_open(device, k->engine.options.device_index);
     }

@@ -304,7 +304,7 @@ static void measure_this(question *q)
     bool known = fmla_device_get(FMLA_DEVICE_CPU, 0, &info) == FMLA_OK && info.compute_units > 0;
 
     cli_progress("measuring this processor");
-    bench_limit limit = bench_peak(known ? info.compute_units : 1);
+    bench_limit limit = bench_peak(known ? info.compute_units : 1, FMLA_ISA_AUTO);
     cli_progress(NULL);
     q->tflops = q->tflops > 0 ? q->tflops : fmax(limit.fma, limit.dot_bf16) / 1e3;
     q->terabytes = q->terabytes > 0 ? q->terabytes : limit.read / 1e3;

@@ -345,6 +345,18 @@ static void write_token(const fmlai_pool *pool, int64_t slot, int32_t head, cons
     }
 }
 
+/* Quantiser D. Groups that are not finite are the scalar form's. */
+static uint8_t cast(const float *x, int32_t n, uint8_t *codes)
+{
+    float amax = amax_of(x, n);
+    if (!isfinite(amax)) {
+        return fmlai_fp8_cast_group(x, n, codes);
+    }
+    int32_t e = fmlai_ceil_log2_f32((amax < 1e-4f ? 1e-4f : amax) / 448.0f);
+    e4m3_encode(codes, x, n, fmlai_f32_of_bits((uint32_t)(127 - e) << 23));
+    return (uint8_t)(127 + e);
+}
+
 void fmlai_quant_init_avx2(fmlai_quant_kernels *k)
 {
     k->expand_f32[FMLA_KV_BF16] = expand_plain_bf16;
@@ -356,4 +368,5 @@ void fmlai_quant_init_avx2(fmlai_quant_kernels *k)
     k->expand_f32[FMLA_KV_V41_FP4] = expand_v41_fp4;
     k->expand_f32[FMLA_KV_V41_FP4_PAGE] = expand_v41_fp4;
     k->write = write_token;
+    k->cast = cast;
 }

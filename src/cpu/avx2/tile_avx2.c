@@ -89,7 +89,7 @@ void fmlai_tile_init_avx2(fmlai_tile_kernels *f32, fmlai_tile_kernels *bf16)
     *f32 = (fmlai_tile_kernels){
         .name = "avx2",
         .dtype = FMLA_F32,
-        .block_tokens = 48,
+        .block_tokens = 96,
         .packed_rows_bytes = packed_rows_bytes,
         .packed_weights_bytes = packed_weights_bytes,
         .packed_sums_bytes = packed_sums_bytes,
@@ -99,6 +99,9 @@ void fmlai_tile_init_avx2(fmlai_tile_kernels *f32, fmlai_tile_kernels *bf16)
         .pack_weights = pack_weights,
         .accumulate = fmlak_tile_accumulate_avx2,
         .unpack = unpack,
+        .fold = fmlak_tile_fold_avx2,
+        .finish = fmlak_tile_finish_avx2,
+        .gradients = fmlak_tile_gradients_avx2,
     };
     *bf16 = *f32;
 }

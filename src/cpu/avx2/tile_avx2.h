@@ -55,5 +55,9 @@ void fmlak_tile_softmax_avx2(fmlai_softmax_state *state, float *alpha, void *pac
 void fmlak_tile_accumulate_avx2(void *packed_sums, const void *packed_weights, const void *tile,
                                 int64_t tile_stride, const float *alpha, const int32_t *visible, int32_t rows,
                                 int32_t tokens, int32_t d);
+void fmlak_tile_fold_avx2(double *sums, const float *x, double keep, double join, int32_t n);
+void fmlak_tile_finish_avx2(float *dst, const double *sums, double factor, int32_t n);
+void fmlak_tile_gradients_avx2(float *s, float *ds, float scale2, const float *lse2, const float *delta,
+                               bool by_token, const int32_t *visible, int32_t rows, int32_t tokens);
 
 #endif

@@ -20,6 +20,20 @@ static inline __m512i emulated_cvtepu8_epi32(__m128i bytes)
     return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
 }
 #define _mm512_cvtepu8_epi32(bytes) emulated_cvtepu8_epi32(bytes)
+
+static inline __m512d emulated_cvtps_pd(__m256 x)
+{
+    __m256d low = _mm256_cvtps_pd(_mm256_castps256_ps128(x)), high = _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1));
+    return _mm512_insertf64x4(_mm512_castpd256_pd512(low), high, 1);
+}
+#define _mm512_cvtps_pd(x) emulated_cvtps_pd(x)
+
+static inline __m256 emulated_cvtpd_ps(__m512d x)
+{
+    __m128 low = _mm256_cvtpd_ps(_mm512_castpd512_pd256(x)), high = _mm256_cvtpd_ps(_mm512_extractf64x4_pd(x, 1));
+    return _mm256_insertf128_ps(_mm256_castps128_ps256(low), high, 1);
+}
+#define _mm512_cvtpd_ps(x) emulated_cvtpd_ps(x)
 #else
 #include <immintrin.h>
 #endif

@@ -18,20 +18,7 @@
 #include "tile_avx512bf16.h"
 
 #define GROUP_ROWS   4
-#define MAX_PAIRS    (FMLAI_TILE_TOKENS_MAX / 2)
 #define SMALL_BITS   (63 << 7) /* bf16 below 2^-64 */
-#define SMALL_FACTOR 0x1p62f
-
-/* Operands of one call. */
-typedef struct operands {
-    float *sums;
-    const int32_t *weights;
-    const uint16_t *tile;
-    const float *alpha;
-    int64_t tile_stride;
-    int32_t rows;
-    int32_t d;
-} operands;
 
 /* Smallest |x| - 1 of bf16 as integers without sign, zero being the largest. */
 static inline __m512i least_of(__m512i least, __m512i x)
@@ -40,9 +27,8 @@ static inline __m512i least_of(__m512i least, __m512i x)
     return _mm512_min_epu16(least, size);
 }
 
-/* Dims k..k+31 or k..k+63 of the first `tokens` tokens, in pairs; an odd last token is paired with zero.
- * Returns true if there are small values. */
-static bool interleave(__m512i *strip, const operands *o, int32_t k, int32_t units, int32_t tokens)
+bool fmlak_strip_interleave_avx512bf16(__m512i *strip, const strip_operands *o, int32_t k, int32_t units,
+                                       int32_t tokens)
 {
     const uint16_t *even = o->tile + k;
     __m512i least = _mm512_set1_epi16(-1);
@@ -65,9 +51,7 @@ static bool interleave(__m512i *strip, const operands *o, int32_t k, int32_t uni
     return _mm512_cmpeq_epi32_mask(below, _mm512_setzero_si512()) != 0xFFFF;
 }
 
-/* Moves small values from a strip to another, where they are larger by SMALL_FACTOR, which makes them normal
- * numbers. */
-static void separate_small(__m512i *strip, __m512i *small, int32_t pairs)
+void fmlak_strip_separate_avx512bf16(__m512i *strip, __m512i *small, int32_t pairs)
 {
     uint16_t *from = (uint16_t *)strip, *to = (uint16_t *)small;
     for (int32_t i = 0; i < pairs * STRIP_VECTORS * UNIT_DIMS; i++) {
@@ -152,16 +136,16 @@ static void add_small(float *sums, const int32_t *weights, int64_t stride, const
 }
 
 /* Rows begin..end-1, the first `tokens` tokens. */
-static void accumulate_rows(const operands *o, int32_t begin, int32_t end, int32_t tokens)
+static void accumulate_rows(const strip_operands *o, int32_t begin, int32_t end, int32_t tokens)
 {
     _Alignas(64) __m512i strip[MAX_PAIRS * STRIP_VECTORS], small[MAX_PAIRS * STRIP_VECTORS];
     int64_t strip_stride = (int64_t)fmlai_tile_lanes(o->rows) * STRIP_DIMS, stride = weights_stride(o->rows);
     int32_t pairs = pairs_of(tokens);
     for (int32_t k = 0; k < o->d; k += STRIP_DIMS) {
         int32_t units = o->d - k > UNIT_DIMS ? 2 : 1;
-        bool has_small = interleave(strip, o, k, units, tokens);
+        bool has_small = fmlak_strip_interleave_avx512bf16(strip, o, k, units, tokens);
         if (has_small) {
-            separate_small(strip, small, pairs);
+            fmlak_strip_separate_avx512bf16(strip, small, pairs);
         }
         for (int32_t r = begin; r < end; r += GROUP_ROWS) {
             float *sums = o->sums + k / STRIP_DIMS * strip_stride + (int64_t)r * STRIP_DIMS;
@@ -175,7 +159,7 @@ static void accumulate_rows(const operands *o, int32_t begin, int32_t end, int32
     }
 }
 
-static bool all_finite(const operands *o, int32_t begin, int32_t end)
+bool fmlak_tile_finite_avx512bf16(const strip_operands *o, int32_t begin, int32_t end)
 {
     const __m512i low = _mm512_set1_epi32(0x7F80), high = _mm512_set1_epi32(0x7F800000);
     for (int32_t t = begin; t < end; t++) {
@@ -191,29 +175,10 @@ static bool all_finite(const operands *o, int32_t begin, int32_t end)
     return true;
 }
 
-static int32_t clamp(int32_t x, int32_t high)
-{
-    return x < 0 ? 0 : x > high ? high : x;
-}
-
 void fmlak_tile_accumulate_avx512bf16(void *packed_sums, const void *packed_weights, const void *tile,
                                       int64_t tile_stride, const float *alpha, const int32_t *visible,
                                       int32_t rows, int32_t tokens, int32_t d)
 {
-    operands o = {packed_sums, packed_weights, tile, alpha, tile_stride, rows, d};
-    int32_t least = tokens, most = visible ? 0 : tokens;
-    for (int32_t r = 0; visible && r < rows; r++) {
-        int32_t n = clamp(visible[r], tokens);
-        least = n < least ? n : least;
-        most = n > most ? n : most;
-    }
-    if (least == most || all_finite(&o, least, most)) {
-        accumulate_rows(&o, 0, rows, most);
-        return;
-    }
-    for (int32_t begin = 0, end; begin < rows; begin = end) {
-        for (end = begin + 1; end < rows && visible[end] == visible[begin]; end++) {
-        }
-        accumulate_rows(&o, begin, end, clamp(visible[begin], tokens));
-    }
+    strip_operands o = {packed_sums, packed_weights, tile, alpha, tile_stride, rows, d};
+    accumulate_seen(&o, visible, tokens, accumulate_rows);
 }

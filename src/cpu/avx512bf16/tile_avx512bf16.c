@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * tile_avx512bf16.c: the AVX-512 BF16 tile kernels' table, packing and unpacking. Layouts: tile_avx512bf16.h.
- * Kernels for f32 tiles (fp16 and f32 data) stay those of the tier below.
+ * Those of f32 tiles: tile_f32_avx512bf16.c.
  */
 #include <string.h>
 
@@ -21,39 +21,6 @@ static size_t packed_sums_bytes(int32_t rows, int32_t d)
 {
     int32_t strips = (d + STRIP_DIMS - 1) / STRIP_DIMS;
     return (size_t)strips * (size_t)fmlai_tile_lanes(rows) * STRIP_DIMS * sizeof(float);
-}
-
-/* 16 x 16 transposed in place. */
-static inline void transpose(__m512i x[16])
-{
-    __m512i y[16];
-#pragma GCC unroll 8
-    for (int32_t i = 0; i < 8; i++) {
-        y[2 * i] = _mm512_unpacklo_epi32(x[2 * i], x[2 * i + 1]);
-        y[2 * i + 1] = _mm512_unpackhi_epi32(x[2 * i], x[2 * i + 1]);
-    }
-#pragma GCC unroll 4
-    for (int32_t i = 0; i < 16; i += 4) {
-        x[i] = _mm512_unpacklo_epi64(y[i], y[i + 2]);
-        x[i + 1] = _mm512_unpackhi_epi64(y[i], y[i + 2]);
-        x[i + 2] = _mm512_unpacklo_epi64(y[i + 1], y[i + 3]);
-        x[i + 3] = _mm512_unpackhi_epi64(y[i + 1], y[i + 3]);
-    }
-#pragma GCC unroll 4
-    for (int32_t i = 0; i < 4; i++) {
-        __m512i a = _mm512_shuffle_i32x4(x[i], x[i + 4], 0x88),
-                b = _mm512_shuffle_i32x4(x[i], x[i + 4], 0xDD);
-        __m512i c = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0x88);
-        __m512i d = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0xDD);
-        y[i] = _mm512_shuffle_i32x4(a, c, 0x88);
-        y[i + 4] = _mm512_shuffle_i32x4(b, d, 0x88);
-        y[i + 8] = _mm512_shuffle_i32x4(a, c, 0xDD);
-        y[i + 12] = _mm512_shuffle_i32x4(b, d, 0xDD);
-    }
-#pragma GCC unroll 16
-    for (int32_t i = 0; i < 16; i++) {
-        x[i] = y[i];
-    }
 }
 
 /* Dims k..k+31 of a row as 16 pairs; those from d on are zero. */
@@ -86,7 +53,7 @@ static void pack_rows(void *packed, const float *src, int64_t src_stride, int32_
                 x[i] = r + i < rows ? load_pairs(src + (r + i) * src_stride, 2 * pair, d)
                                     : _mm512_setzero_si512();
             }
-            transpose(x);
+            transpose_16(x);
             for (int32_t i = 0; i < LANES && pair + i < pairs; i++) {
                 _mm512_storeu_si512(at + (int64_t)(pair + i) * vectors * LANES, x[i]);
             }
@@ -136,7 +103,7 @@ static void unpack(float *dst, int64_t dst_stride, const void *packed_sums, int3
 
 void fmlai_tile_init_avx512bf16(fmlai_tile_kernels *f32, fmlai_tile_kernels *bf16)
 {
-    (void)f32;
+    *f32 = fmlak_tile_f32_avx512bf16;
     *bf16 = (fmlai_tile_kernels){
         .name = "avx512bf16",
         .dtype = FMLA_BF16,
@@ -150,5 +117,8 @@ void fmlai_tile_init_avx512bf16(fmlai_tile_kernels *f32, fmlai_tile_kernels *bf1
         .pack_weights = pack_weights,
         .accumulate = fmlak_tile_accumulate_avx512bf16,
         .unpack = unpack,
+        .fold = fmlak_tile_fold_avx512bf16,
+        .finish = fmlak_tile_finish_avx512bf16,
+        .gradients = fmlak_tile_gradients_avx512bf16,
     };
 }

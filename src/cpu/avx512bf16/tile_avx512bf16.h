@@ -2,7 +2,7 @@
 /*
  * tile_avx512bf16.h: what the AVX-512 BF16 tile kernels share: their layouts, their product and their 2^x.
  *
- * Tiles are bf16. VDPBF16PS multiplies 16 pairs of bf16 by 16 pairs and adds each pair of products to an fp32
+ * Of bf16 tiles. VDPBF16PS multiplies 16 pairs of bf16 by 16 pairs and adds each pair of products to an fp32
  * lane, so everything that is summed over is stored in pairs: dims of rows and tokens in scores, tokens in
  * weighted sums.
  *
@@ -12,6 +12,12 @@
  *
  * A strip holds units of 32 dims. Pairing two tokens by unpacking 16-bit elements leaves the dims of a unit
  * in two vectors: 0-3 8-11 16-19 24-27 and 4-7 12-15 20-23 28-31. Sums keep that order; unpack() restores it.
+ *
+ * f32 tiles have the same layouts with single floats in place of pairs, and sums with dims in order:
+ *
+ *   packed rows     [group of 64 rows][d][vector of 16 rows][16]
+ *   packed weights  [tokens][lanes + 16]
+ *   packed sums     [strip of 64 dims][lanes][64]
  *
  * VDPBF16PS takes subnormal bf16 (below 2^-126) for zero, and flushes subnormal sums. In scores that is an
  * absolute error of at most 2^-126 a term, far below anything that a logit shows; weighted sums take care
@@ -31,7 +37,7 @@
 #define UNIT_DIMS     32
 #define STRIP_VECTORS (STRIP_DIMS / LANES)
 
-static inline int64_t weights_stride(int32_t rows) /* in pairs */
+static inline int64_t weights_stride(int32_t rows) /* in pairs, or floats */
 {
     return fmlai_tile_lanes(rows) + LANES;
 }
@@ -100,6 +106,39 @@ static inline __m512i broadcast_pair(const void *pair)
     return _mm512_set1_epi32(bits);
 }
 
+/* 16 x 16 transposed in place. */
+static inline void transpose_16(__m512i x[16])
+{
+    __m512i y[16];
+#pragma GCC unroll 8
+    for (int32_t i = 0; i < 8; i++) {
+        y[2 * i] = _mm512_unpacklo_epi32(x[2 * i], x[2 * i + 1]);
+        y[2 * i + 1] = _mm512_unpackhi_epi32(x[2 * i], x[2 * i + 1]);
+    }
+#pragma GCC unroll 4
+    for (int32_t i = 0; i < 16; i += 4) {
+        x[i] = _mm512_unpacklo_epi64(y[i], y[i + 2]);
+        x[i + 1] = _mm512_unpackhi_epi64(y[i], y[i + 2]);
+        x[i + 2] = _mm512_unpacklo_epi64(y[i + 1], y[i + 3]);
+        x[i + 3] = _mm512_unpackhi_epi64(y[i + 1], y[i + 3]);
+    }
+#pragma GCC unroll 4
+    for (int32_t i = 0; i < 4; i++) {
+        __m512i a = _mm512_shuffle_i32x4(x[i], x[i + 4], 0x88),
+                b = _mm512_shuffle_i32x4(x[i], x[i + 4], 0xDD);
+        __m512i c = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0x88);
+        __m512i d = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0xDD);
+        y[i] = _mm512_shuffle_i32x4(a, c, 0x88);
+        y[i + 4] = _mm512_shuffle_i32x4(b, d, 0x88);
+        y[i + 8] = _mm512_shuffle_i32x4(a, c, 0xDD);
+        y[i + 12] = _mm512_shuffle_i32x4(b, d, 0xDD);
+    }
+#pragma GCC unroll 16
+    for (int32_t i = 0; i < 16; i++) {
+        x[i] = y[i];
+    }
+}
+
 /*
  * 2^x for x <= 0 to about 1e-7 relative, exactly 1 for 0; NaN stays. The polynomial (degree 6 on -0.5..0.5)
  * interpolates at Chebyshev nodes with the constant fixed at 1.
@@ -119,6 +158,68 @@ static inline __m512 exp2_avx512(__m512 x)
     return _mm512_scalef_ps(p, n);
 }
 
+static inline int32_t clamp_tokens(int32_t x, int32_t tokens)
+{
+    return x < 0 ? 0 : x > tokens ? tokens : x;
+}
+
+/* How many tokens every row sees, and how many any row does. */
+typedef struct seen_range {
+    int32_t least, most;
+} seen_range;
+
+static inline seen_range seen_by_rows(const int32_t *visible, int32_t rows, int32_t tokens)
+{
+    seen_range seen = {tokens, visible ? 0 : tokens};
+    for (int32_t r = 0; visible && r < rows; r++) {
+        int32_t n = clamp_tokens(visible[r], tokens);
+        seen.least = n < seen.least ? n : seen.least;
+        seen.most = n > seen.most ? n : seen.most;
+    }
+    return seen;
+}
+
+/* Weighted sums of bf16 tiles: the operands of a call. */
+typedef struct strip_operands {
+    float *sums;
+    const int32_t *weights;
+    const uint16_t *tile;
+    const float *alpha;
+    int64_t tile_stride;
+    int32_t rows;
+    int32_t d;
+} strip_operands;
+
+#define MAX_PAIRS    (FMLAI_TILE_TOKENS_MAX / 2)
+#define SMALL_FACTOR 0x1p62f
+
+/* Dims k..k+31 (units 1) or k..k+63 (2) of the first `tokens` tokens, in pairs; an odd last token is paired with zero.
+ * Returns true if there are small values. */
+bool fmlak_strip_interleave_avx512bf16(__m512i *strip, const strip_operands *o, int32_t k, int32_t units,
+                                       int32_t tokens);
+/* Moves small values from a strip to another, where they are larger by SMALL_FACTOR, which makes them normal
+ * numbers. */
+void fmlak_strip_separate_avx512bf16(__m512i *strip, __m512i *small, int32_t pairs);
+/* Tokens begin..end-1 have neither infinities nor NaN. */
+bool fmlak_tile_finite_avx512bf16(const strip_operands *o, int32_t begin, int32_t end);
+
+/* Sums up what each row sees: all rows at once, unless a token that some row does not see is not finite. add() does
+ * rows begin..end-1 and the first `tokens` tokens. */
+static inline void accumulate_seen(const strip_operands *o, const int32_t *visible, int32_t tokens,
+                                   void (*add)(const strip_operands *o, int32_t begin, int32_t end, int32_t tokens))
+{
+    seen_range seen = seen_by_rows(visible, o->rows, tokens);
+    if (seen.least == seen.most || fmlak_tile_finite_avx512bf16(o, seen.least, seen.most)) {
+        add(o, 0, o->rows, seen.most);
+        return;
+    }
+    for (int32_t begin = 0, end; begin < o->rows; begin = end) {
+        for (end = begin + 1; end < o->rows && visible[end] == visible[begin]; end++) {
+        }
+        add(o, begin, end, clamp_tokens(visible[begin], tokens));
+    }
+}
+
 void fmlak_tile_scores_avx512bf16(float *s, const void *packed_rows, const void *tile, int64_t tile_stride,
                                   int32_t rows, int32_t tokens, int32_t d);
 void fmlak_tile_softmax_avx512bf16(fmlai_softmax_state *state, float *alpha, void *packed_weights, float *s,
@@ -126,5 +227,21 @@ void fmlak_tile_softmax_avx512bf16(fmlai_softmax_state *state, float *alpha, voi
 void fmlak_tile_accumulate_avx512bf16(void *packed_sums, const void *packed_weights, const void *tile,
                                       int64_t tile_stride, const float *alpha, const int32_t *visible,
                                       int32_t rows, int32_t tokens, int32_t d);
+
+/* For tiles of both kinds. */
+void fmlak_tile_fold_avx512bf16(double *sums, const float *x, double keep, double join, int32_t n);
+void fmlak_tile_finish_avx512bf16(float *dst, const double *sums, double factor, int32_t n);
+void fmlak_tile_gradients_avx512bf16(float *s, float *ds, float scale2, const float *lse2, const float *delta,
+                                     bool by_token, const int32_t *visible, int32_t rows, int32_t tokens);
+
+/* f32 tiles: tile_f32_avx512bf16.c and its kernels. */
+extern const fmlai_tile_kernels fmlak_tile_f32_avx512bf16;
+void fmlak_tile_scores_f32_avx512bf16(float *s, const void *packed_rows, const void *tile, int64_t tile_stride,
+                                      int32_t rows, int32_t tokens, int32_t d);
+void fmlak_tile_softmax_f32_avx512bf16(fmlai_softmax_state *state, float *alpha, void *packed_weights, float *s,
+                                       const float *scale2, const int32_t *visible, int32_t rows, int32_t tokens);
+void fmlak_tile_accumulate_f32_avx512bf16(void *packed_sums, const void *packed_weights, const void *tile,
+                                          int64_t tile_stride, const float *alpha, const int32_t *visible, int32_t rows,
+                                          int32_t tokens, int32_t d);
 
 #endif

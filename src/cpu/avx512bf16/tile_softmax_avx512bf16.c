@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * tile_softmax_avx512bf16.c: running softmax. Rows are the lanes, so maximum and sum go down the tokens, lane
- * by lane. Weights are rounded to bf16 and stored in pairs of tokens; their sum is taken before rounding, in
- * chains of SUM_CHAIN weights.
+ * by lane. Weights are stored as floats, or rounded to bf16 and stored in pairs of tokens; their sum is taken
+ * before rounding, in chains of SUM_CHAIN weights.
  */
 #include "tile_avx512bf16.h"
 
@@ -49,9 +49,10 @@ static inline __attribute__((always_inline)) __m512 weight(const lane_group *g, 
     return masked ? _mm512_maskz_mov_ps(seen(g, t), w) : w;
 }
 
-/* Stores 2^(x - m), rounded, and returns the sum of what was not rounded. */
-static inline __attribute__((always_inline)) __m512
-weigh(const lane_group *g, int32_t *weights, int64_t stride, __m512 m, int32_t tokens, bool masked)
+/* Stores 2^(x - m), in pairs rounded, and returns the sum of what was not rounded. */
+static inline __attribute__((always_inline)) __m512 weigh(const lane_group *g, int32_t *weights,
+                                                          int64_t stride, __m512 m, int32_t tokens,
+                                                          bool masked, bool pairs)
 {
     __m512 sum = _mm512_setzero_ps(), chain = _mm512_setzero_ps();
     for (int32_t t = 0; t < tokens; t += 2) {
@@ -59,7 +60,14 @@ weigh(const lane_group *g, int32_t *weights, int64_t stride, __m512 m, int32_t t
         if (t + 1 < tokens) {
             high = weight(g, t + 1, m, masked);
         }
-        _mm512_store_si512(weights + t / 2 * stride, pair_up(low, high));
+        if (pairs) {
+            _mm512_store_si512(weights + t / 2 * stride, pair_up(low, high));
+        } else {
+            _mm512_store_ps(weights + t * stride, low);
+            if (t + 1 < tokens) {
+                _mm512_store_ps(weights + (t + 1) * stride, high);
+            }
+        }
         chain = _mm512_add_ps(chain, _mm512_add_ps(low, high));
         if (t % SUM_CHAIN == SUM_CHAIN - 2) {
             sum = _mm512_add_ps(sum, chain);
@@ -69,8 +77,10 @@ weigh(const lane_group *g, int32_t *weights, int64_t stride, __m512 m, int32_t t
     return _mm512_add_ps(sum, chain);
 }
 
-void fmlak_tile_softmax_avx512bf16(fmlai_softmax_state *state, float *alpha, void *packed_weights, float *s,
-                                   const float *scale2, const int32_t *visible, int32_t rows, int32_t tokens)
+static inline __attribute__((always_inline)) void softmax(fmlai_softmax_state *state, float *alpha,
+                                                          void *packed_weights, const float *s,
+                                                          const float *scale2, const int32_t *visible,
+                                                          int32_t rows, int32_t tokens, bool pairs)
 {
     int32_t lanes = fmlai_tile_lanes(rows);
     for (int32_t r = 0; r < lanes; r += LANES) {
@@ -80,15 +90,28 @@ void fmlak_tile_softmax_avx512bf16(fmlai_softmax_state *state, float *alpha, voi
         if (visible) {
             g.visible = _mm512_loadu_si512(visible + r);
             m = maximum(&g, old, tokens, true);
-            sum = weigh(&g, weights, weights_stride(rows), m, tokens, true);
+            sum = weigh(&g, weights, weights_stride(rows), m, tokens, true, pairs);
         } else {
             g.visible = _mm512_setzero_si512();
             m = maximum(&g, old, tokens, false);
-            sum = weigh(&g, weights, weights_stride(rows), m, tokens, false);
+            sum = weigh(&g, weights, weights_stride(rows), m, tokens, false, pairs);
         }
         __m512 shrink = exp2_avx512(_mm512_sub_ps(old, m));
         _mm512_storeu_ps(alpha + r, shrink);
         _mm512_storeu_ps(state->m + r, m);
         _mm512_storeu_ps(state->l + r, _mm512_fmadd_ps(_mm512_loadu_ps(state->l + r), shrink, sum));
     }
+}
+
+void fmlak_tile_softmax_avx512bf16(fmlai_softmax_state *state, float *alpha, void *packed_weights, float *s,
+                                   const float *scale2, const int32_t *visible, int32_t rows, int32_t tokens)
+{
+    softmax(state, alpha, packed_weights, s, scale2, visible, rows, tokens, true);
+}
+
+void fmlak_tile_softmax_f32_avx512bf16(fmlai_softmax_state *state, float *alpha, void *packed_weights,
+                                       float *s, const float *scale2, const int32_t *visible, int32_t rows,
+                                       int32_t tokens)
+{
+    softmax(state, alpha, packed_weights, s, scale2, visible, rows, tokens, false);
 }

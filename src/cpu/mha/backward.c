@@ -69,54 +69,6 @@ size_t fmlai_cpu_mha_backward_workspace(const void *state, const fmlai_mha *p)
     return delta_bytes(p) + scratch_layout(fmlai_mha_kernels(cpu, p), p, NULL, &s) * (size_t)cpu->threads;
 }
 
-/* ---- P and dS ---------------------------------------------------------------------------------------- */
-
-static inline uint32_t mask_of(bool set)
-{
-    return 0u - (uint32_t)set;
-}
-
-/*
- * 2^x, about 2^-22 relative, 0 below 2^-126. Clamps are done on bits, without branches: comparisons of floats
- * may trap, which would keep the compiler from vectorising the callers. n is x rounded to an integer by
- * adding 1.5 * 2^23, whose low bits then are n; the series in f = x - n, |f| <= 1/2, is that of e^(f ln 2).
- */
-static inline float exp2_near(float x)
-{
-    const uint32_t least = 0xC2FC0000u, most = 0x43000000u; /* -126, 128 */
-    const float magic = 12582912.0f;
-    uint32_t bits = fmlai_bits_of_f32(x);
-    uint32_t low = mask_of((bits > least) & (bits <= 0xFF800000u));
-    uint32_t high = mask_of((bits > most) & (bits <= 0x7F800000u));
-    float c = fmlai_f32_of_bits((least & low) | (most & high) | (bits & ~low & ~high));
-    float shifted = c + magic;
-    float f = c - (shifted - magic);
-    float y = 1.5252734e-5f;
-    y = y * f + 1.5403530e-4f;
-    y = y * f + 1.3333558e-3f;
-    y = y * f + 9.6181291e-3f;
-    y = y * f + 5.5504109e-2f;
-    y = y * f + 2.4022651e-1f;
-    y = y * f + 6.9314718e-1f;
-    y = y * f + 1.0f;
-    y = y * fmlai_f32_of_bits((fmlai_bits_of_f32(shifted) << 23) + 0x3F800000u);
-    return fmlai_f32_of_bits(fmlai_bits_of_f32(y) & ~low);
-}
-
-/* One token's lanes: s to P, ds (holding dO.v) to dS; exactly 0 in rows that do not see token t. */
-static void weigh_token(float *restrict s, float *restrict ds, const float *restrict lse2,
-                        const float *restrict delta, const int32_t *restrict visible, int32_t t, float scale2,
-                        int32_t lanes)
-{
-    for (int32_t r = 0; r < lanes; r++) {
-        float weight = exp2_near(s[r] * scale2 - lse2[r]);
-        float gradient = weight * (ds[r] - delta[r]);
-        uint32_t seen = mask_of(t < visible[r]);
-        s[r] = fmlai_f32_of_bits(fmlai_bits_of_f32(weight) & seen);
-        ds[r] = fmlai_f32_of_bits(fmlai_bits_of_f32(gradient) & seen);
-    }
-}
-
 static float lse_at(const fmlai_mha *p, int64_t token, int32_t head)
 {
     return fmlai_load_f32(p->lse.data, p->lse.dtype, token * p->lse.stride[0] + head * p->lse.stride[1]);
@@ -149,7 +101,7 @@ static void query_block(const backward *b, const scratch *s, const fmlai_mha_blo
     int64_t token = queries.begin + block->first;
     int64_t seen_first = p->causal ? keys.count - queries.count + block->first + 1 : keys.count;
     int64_t seen = p->causal ? seen_first + block->rows - 1 : keys.count;
-    int32_t kv_head = head / (p->h_q / p->h_kv), rows = block->rows, lanes = fmlai_tile_lanes(rows);
+    int32_t kv_head = head / (p->h_q / p->h_kv), rows = block->rows;
     float lse2[FMLAI_TILE_ROWS] = {0}, delta[FMLAI_TILE_ROWS] = {0}, ones[FMLAI_TILE_ROWS];
     int32_t visible[FMLAI_TILE_ROWS] = {0};
     int64_t tokens[FMLAI_TILE_TOKENS_MAX];
@@ -179,9 +131,7 @@ static void query_block(const backward *b, const scratch *s, const fmlai_mha_blo
         fmlai_mha_tile_fill(b->cpu, k, &v_tile, &b->values, tokens, count, kv_head);
         k->scores(s->s, s->packed_a, k_tile.data, k_tile.stride, rows, count, p->d_qk);
         k->scores(s->ds, s->packed_b, v_tile.data, v_tile.stride, rows, count, p->d_v);
-        for (int32_t t = 0; t < count; t++) {
-            weigh_token(s->s + t * lanes, s->ds + t * lanes, lse2, delta, visible, t, b->scale2, lanes);
-        }
+        k->gradients(s->s, s->ds, b->scale2, lse2, delta, false, visible, rows, count);
         k->pack_weights(s->weights, s->ds, rows, count);
         k->accumulate(s->sums_a, s->weights, k_tile.data, k_tile.stride, first == 0 ? NULL : ones, visible,
                       rows, count, p->d_qk);
@@ -250,21 +200,16 @@ static void add_queries(const backward *b, const scratch *s, const query_tile *t
 {
     const fmlai_mha *p = b->p;
     const fmlai_tile_kernels *k = b->k;
-    int32_t lanes = fmlai_tile_lanes(rows);
-    float lse2[FMLAI_TILE_ROWS], delta[FMLAI_TILE_ROWS], ones[FMLAI_TILE_ROWS];
+    float ones[FMLAI_TILE_ROWS];
 
+    for (int32_t r = 0; r < FMLAI_TILE_ROWS; r++) {
+        ones[r] = 1.0f;
+    }
     fmlai_mha_tile_fill(b->cpu, k, q_tile, &b->queries, tile->tokens, tile->count, head);
     fmlai_mha_tile_fill(b->cpu, k, do_tile, &b->dout, tile->tokens, tile->count, head);
     k->scores(s->s, s->packed_a, q_tile->data, q_tile->stride, rows, tile->count, p->d_qk);
     k->scores(s->ds, s->packed_b, do_tile->data, do_tile->stride, rows, tile->count, p->d_v);
-    for (int32_t t = 0; t < tile->count; t++) {
-        for (int32_t r = 0; r < FMLAI_TILE_ROWS; r++) {
-            lse2[r] = tile->lse2[t];
-            delta[r] = tile->delta[t];
-            ones[r] = 1.0f;
-        }
-        weigh_token(s->s + t * lanes, s->ds + t * lanes, lse2, delta, visible, t, b->scale2, lanes);
-    }
+    k->gradients(s->s, s->ds, b->scale2, tile->lse2, tile->delta, true, visible, rows, tile->count);
     k->pack_weights(s->weights, s->s, rows, tile->count);
     k->accumulate(s->sums_b, s->weights, do_tile->data, do_tile->stride, start ? NULL : ones, visible, rows,
                   tile->count, p->d_v);

@@ -9,11 +9,12 @@
 #define JOIN_ROWS  8 /* rows of a block that one task folds */
 #define JOIN_PARTS (FMLAI_TILE_ROWS / JOIN_ROWS)
 
-/* One chunk of a block, from the cursor on, into `partial`. */
+/* Chunk number `chunk` of a block, from the cursor on, into `partial`. */
 static void run_chunk(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, fmlai_mqa_cursor *cursor,
-                      fmlai_mqa_scratch *scratch, fmlai_mqa_partial *partial)
+                      int64_t chunk, fmlai_mqa_scratch *scratch, fmlai_mqa_partial *partial)
 {
-    fmlai_cpu_mqa_gather(plan, block, cursor, &scratch->tokens);
+    int64_t limit = fmlai_plan_chunk_begin(chunk + 1) - fmlai_plan_chunk_begin(chunk);
+    fmlai_cpu_mqa_gather(plan, block, cursor, limit, &scratch->tokens);
     if (scratch->tokens.count > 0 && scratch->packed_block != block->index) {
         int32_t rows = block->tokens * block->heads;
         fmlai_cpu_mqa_load_query(plan, block, scratch);
@@ -38,13 +39,13 @@ static void run_block(const fmlai_mqa_plan *plan, int64_t index, fmlai_mqa_scrat
     }
     fmlai_cpu_mqa_measure(plan, &block, scratch->bound);
     memset(total->l, 0, sizeof total->l);
-    while (!last) {
-        run_chunk(plan, &block, &cursor, scratch, scratch->partial);
+    for (int64_t chunk = 0; !last; chunk++) {
+        run_chunk(plan, &block, &cursor, chunk, scratch, scratch->partial);
         last = cursor.list == 2;
         for (int32_t r = 0; r < block.tokens * block.heads; r++) {
             int32_t at = first && last ? 0 : r;
             total->l[at] = first ? 0.0 : total->l[at];
-            fmlai_cpu_mqa_fold(total, at, scratch->partial, r, plan->p->d_v);
+            fmlai_cpu_mqa_fold(plan, total, at, scratch->partial, r);
             if (last) {
                 fmlai_cpu_mqa_finish(plan, &block, r, total, at, scratch->out);
             }
@@ -85,8 +86,8 @@ static void chunk_task(void *user, int64_t i, int32_t worker)
     }
     fmlai_cpu_mqa_block_at(plan, task->block, &block);
     fmlai_cpu_mqa_measure(plan, &block, scratch->bound);
-    fmlai_cpu_mqa_skip(plan, &block, &cursor, task->chunk * FMLAI_MQA_CHUNK);
-    run_chunk(plan, &block, &cursor, scratch, fmlai_cpu_mqa_slot(plan, task->slot));
+    fmlai_cpu_mqa_skip(plan, &block, &cursor, fmlai_plan_chunk_begin(task->chunk));
+    run_chunk(plan, &block, &cursor, task->chunk, scratch, fmlai_cpu_mqa_slot(plan, task->slot));
 }
 
 static void move_row(fmlai_mqa_total *dst, int32_t dst_row, const fmlai_mqa_total *src, int32_t src_row,
@@ -114,7 +115,7 @@ static void join_task(void *user, int64_t i, int32_t worker)
             move_row(total, 0, fmlai_cpu_mqa_carry(plan, join->carry_in), r, d_v);
         }
         for (int64_t c = 0; c < join->chunks; c++) {
-            fmlai_cpu_mqa_fold(total, 0, fmlai_cpu_mqa_slot(plan, join->slot + c), r, d_v);
+            fmlai_cpu_mqa_fold(plan, total, 0, fmlai_cpu_mqa_slot(plan, join->slot + c), r);
         }
         if (join->carry_out >= 0) {
             move_row(fmlai_cpu_mqa_carry(plan, join->carry_out), r, total, 0, d_v);
@@ -155,7 +156,7 @@ static void next_wave(wave *w)
             .carry_in = w->chunk > 0 ? w->carry : -1,
             .carry_out = cut ? 1 - w->carry : -1,
         };
-        for (int64_t c = 0; c < n; c++) {
+        for (int64_t c = n - 1; c >= 0; c--) { /* the shortest at the end: workers finish together */
             w->tasks[w->task_count++] = (fmlai_mqa_task){w->block, w->chunk + c, used + c};
         }
         used += n;

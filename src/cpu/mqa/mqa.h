@@ -6,7 +6,8 @@
  *
  *   block   up to 128 rows that share one token list: heads of one KV head, of one query token or (paged lists) of
  *           several query tokens of one request, whose causal bounds differ
- *   chunk   FMLAI_PLAN_CHUNK_TOKENS attended tokens of the block's list, main then extra; gives a partial result
+ *   chunk   attended tokens of the block's list, main then extra, as fmlai_plan_chunk_begin cuts it; gives a partial
+ *           result
  *   tile    block_tokens tokens of a chunk, expanded once and shared by all rows: the tile kernels' operand
  *
  * Chunks are counted in attended tokens: entries that are not attended are dropped before cutting. So the
@@ -172,9 +173,9 @@ void fmlai_cpu_mqa_measure(const fmlai_mqa_plan *plan, fmlai_mqa_block *block, i
 /* Steps over `count` attended tokens. */
 void fmlai_cpu_mqa_skip(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, fmlai_mqa_cursor *cursor,
                         int64_t count);
-/* The next attended tokens, up to a chunk; count 0: the lists are at their end. */
+/* The next attended tokens, up to `limit` (at most FMLAI_MQA_CHUNK); count 0: the lists are at their end. */
 void fmlai_cpu_mqa_gather(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, fmlai_mqa_cursor *cursor,
-                          fmlai_mqa_tokens *tokens);
+                          int64_t limit, fmlai_mqa_tokens *tokens);
 
 /* mqa_chunk.c */
 /* Attention of the block's packed rows over scratch->tokens. */
@@ -183,8 +184,8 @@ void fmlai_cpu_mqa_chunk(const fmlai_mqa_plan *plan, const fmlai_mqa_block *bloc
 
 /* mqa_finish.c */
 /* total_row of `total` joins row `row` of `partial`. */
-void fmlai_cpu_mqa_fold(fmlai_mqa_total *total, int32_t total_row, const fmlai_mqa_partial *partial,
-                        int32_t row, int32_t d_v);
+void fmlai_cpu_mqa_fold(const fmlai_mqa_plan *plan, fmlai_mqa_total *total, int32_t total_row,
+                        const fmlai_mqa_partial *partial, int32_t row);
 /* Writes all results of row `row`, whose fold is total_row of `total`. out: [d_v] scratch. */
 void fmlai_cpu_mqa_finish(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, int32_t row,
                           const fmlai_mqa_total *total, int32_t total_row, float *out);

@@ -15,9 +15,10 @@
  * Empty partials leave the total untouched, and the first one that is not becomes it unchanged: a row whose
  * tokens fit in one chunk has the bits of that chunk, however many empty ones follow.
  */
-void fmlai_cpu_mqa_fold(fmlai_mqa_total *total, int32_t total_row, const fmlai_mqa_partial *partial,
-                        int32_t row, int32_t d_v)
+void fmlai_cpu_mqa_fold(const fmlai_mqa_plan *plan, fmlai_mqa_total *total, int32_t total_row,
+                        const fmlai_mqa_partial *partial, int32_t row)
 {
+    int32_t d_v = plan->p->d_v;
     double *o = total->o + (int64_t)total_row * d_v;
     const float *x = partial->o + (int64_t)row * d_v;
     double m_total = total->m[total_row], m = partial->m[row];
@@ -38,9 +39,7 @@ void fmlai_cpu_mqa_fold(fmlai_mqa_total *total, int32_t total_row, const fmlai_m
     double join = m == m_new ? 1.0 : exp2(m - m_new);
     total->m[total_row] = m_new;
     total->l[total_row] = total->l[total_row] * keep + partial->l[row] * join;
-    for (int32_t d = 0; d < d_v; d++) {
-        o[d] = o[d] * keep + x[d] * join;
-    }
+    plan->kernels->fold(o, x, keep, join, d_v);
 }
 
 static void unrotate(const fmlai_mqa *p, int64_t token, float *out)
@@ -57,8 +56,9 @@ static void unrotate(const fmlai_mqa *p, int64_t token, float *out)
 /* Codes and scale bytes of one row; chunks of 32 dims are transposed against the heads of the group. A scale
  * byte is byte chunk % 4 of a word, counted from the lowest address: rows that share words run at the same
  * time, so bytes are written, not words. */
-static void cast(const fmlai_mqa *p, int64_t token, int32_t head, const float *out)
+static void cast(const fmlai_mqa_plan *plan, int64_t token, int32_t head, const float *out)
 {
+    const fmlai_mqa *p = plan->p;
     const fmlai_fused *f = &p->fused;
     int64_t group = head / f->group_heads, g = head % f->group_heads;
     int64_t words = (int64_t)f->group_heads * p->d_v / (4 * CAST_GROUP);
@@ -67,7 +67,7 @@ static void cast(const fmlai_mqa *p, int64_t token, int32_t head, const float *o
     for (int64_t c = 0; c < p->d_v / CAST_GROUP; c++) {
         int64_t chunk = c * f->group_heads + g;
         uint8_t *byte = (uint8_t *)(scale + chunk / 4 * f->scale_rows) + chunk % 4;
-        *byte = fmlai_cpu_cast_group(out + c * CAST_GROUP, CAST_GROUP, codes + chunk * CAST_GROUP);
+        *byte = plan->cpu->quant.cast(out + c * CAST_GROUP, CAST_GROUP, codes + chunk * CAST_GROUP);
     }
 }
 
@@ -103,16 +103,13 @@ void fmlai_cpu_mqa_finish(const fmlai_mqa_plan *plan, const fmlai_mqa_block *blo
         store_scalar(p, &p->max_logits, token, head, -INFINITY);
     } else {
         double sum = l + (p->sink ? exp2(p->sink[head] * M_LOG2E - m) : 0.0);
-        double inverse = 1.0 / sum;
-        for (int32_t d = 0; d < p->d_v; d++) {
-            out[d] = (float)(o[d] * inverse);
-        }
+        plan->kernels->finish(out, o, 1.0 / sum, p->d_v);
         store_scalar(p, &p->lse, token, head, (m + log2(l)) * M_LN2 * (double)p->lse_factor);
         store_scalar(p, &p->max_logits, token, head, m * M_LN2 * (double)p->lse_factor);
     }
     if (p->fused.enabled) {
         unrotate(p, token, out);
-        cast(p, token, head, out);
+        cast(plan, token, head, out);
     }
     if (p->out.data) {
         fmlai_row_store(p->out.data, p->out.dtype, fmlai_row_offset(&p->out, p, token, head), out, p->d_v);

@@ -106,9 +106,9 @@ void fmlai_cpu_mqa_skip(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block
 }
 
 void fmlai_cpu_mqa_gather(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, fmlai_mqa_cursor *cursor,
-                          fmlai_mqa_tokens *tokens)
+                          int64_t limit, fmlai_mqa_tokens *tokens)
 {
-    walk w = {.limit = FMLAI_MQA_CHUNK, .slots = tokens->slots, .entries = tokens->entries};
+    walk w = {.limit = limit, .slots = tokens->slots, .entries = tokens->entries};
     tokens->main_count = 0;
     while (cursor->list < 2 && w.found < w.limit) {
         bool main = cursor->list == 0;

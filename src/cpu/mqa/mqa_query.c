@@ -10,6 +10,7 @@
 #include "mqa.h"
 
 #define PERMUTED_RUN 16 /* dims of a head that lie together in permuted storage */
+#define CHAINS       16 /* sums of squares side by side, so that no addition waits for the last; d_qk is 512 */
 
 static void load_row(const fmlai_mqa *p, int64_t token, int32_t head, float *dst)
 {
@@ -26,14 +27,19 @@ static void load_row(const fmlai_mqa *p, int64_t token, int32_t head, float *dst
 
 static double rms_factor(const fmlai_mqa *p, const float *q)
 {
-    double sum = 0.0;
+    double sum[CHAINS] = {0.0}, all = 0.0;
     if (!p->fused.q_norm) {
         return 1.0;
     }
-    for (int32_t d = 0; d < p->d_qk; d++) {
-        sum += (double)q[d] * q[d];
+    for (int32_t d = 0; d < p->d_qk; d += CHAINS) {
+        for (int32_t i = 0; i < CHAINS; i++) {
+            sum[i] += (double)q[d + i] * q[d + i];
+        }
     }
-    return 1.0 / sqrt(sum / p->d_qk + (double)p->fused.eps);
+    for (int32_t i = 0; i < CHAINS; i++) {
+        all += sum[i];
+    }
+    return 1.0 / sqrt(all / p->d_qk + (double)p->fused.eps);
 }
 
 static float through_bf16(float x)

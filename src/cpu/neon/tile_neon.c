@@ -240,6 +240,9 @@ void fmlai_tile_init_neon(fmlai_tile_kernels *f32, fmlai_tile_kernels *bf16)
         .pack_weights = pack_weights,
         .accumulate = accumulate,
         .unpack = unpack,
+        .fold = f32->fold, /* row by row: as the compiler vectorises them */
+        .finish = f32->finish,
+        .gradients = f32->gradients,
     };
     *bf16 = *f32;
 }

@@ -41,14 +41,20 @@ fmla_status fmlai_cpu_indices_convert(void *state, const fmlai_indices_convert *
 
 /* ---- fp8_cast ---------------------------------------------------------------------------------------- */
 
-static void cast_row(const fmlai_fp8_cast *p, int64_t row)
+typedef struct cast_job {
+    const fmlai_cpu *cpu;
+    const fmlai_fp8_cast *p;
+} cast_job;
+
+static void cast_row(const cast_job *job, int64_t row)
 {
+    const fmlai_fp8_cast *p = job->p;
     float x[GROUP_MAX];
     uint32_t word = 0;
     for (int64_t g = 0; g < p->cols / p->group; g++) {
         int64_t first = g * p->group;
         fmlai_row_load(x, p->src, p->dtype, row * p->src_stride + first, p->group);
-        uint32_t byte = fmlai_cpu_cast_group(x, p->group, p->codes + row * p->code_stride + first);
+        uint32_t byte = job->cpu->quant.cast(x, p->group, p->codes + row * p->code_stride + first);
         word |= byte << (8 * (g % 4));
         if (g % 4 == 3) {
             p->scale[row + g / 4 * p->scale_rows] = (int32_t)word;
@@ -59,11 +65,11 @@ static void cast_row(const fmlai_fp8_cast *p, int64_t row)
 
 static void cast_task(void *user, int64_t task, int32_t worker)
 {
-    const fmlai_fp8_cast *p = user;
-    int64_t end = (task + 1) * ROWS_PER_TASK < p->rows ? (task + 1) * ROWS_PER_TASK : p->rows;
+    const cast_job *job = user;
+    int64_t rows = job->p->rows, end = (task + 1) * ROWS_PER_TASK < rows ? (task + 1) * ROWS_PER_TASK : rows;
     (void)worker;
     for (int64_t row = task * ROWS_PER_TASK; row < end; row++) {
-        cast_row(p, row);
+        cast_row(job, row);
     }
 }
 
@@ -72,6 +78,7 @@ fmla_status fmlai_cpu_fp8_cast(void *state, const fmlai_fp8_cast *p, const fmlai
     if (p->group > GROUP_MAX) {
         return fmlai_fail(call->error, FMLA_ERROR_UNSUPPORTED, "group %d; at most %d", p->group, GROUP_MAX);
     }
-    fmlai_cpu_run(state, (p->rows + ROWS_PER_TASK - 1) / ROWS_PER_TASK, cast_task, (void *)(uintptr_t)p);
+    cast_job job = {state, p};
+    fmlai_cpu_run(state, (p->rows + ROWS_PER_TASK - 1) / ROWS_PER_TASK, cast_task, &job);
     return FMLA_OK;
 }

@@ -23,6 +23,8 @@ typedef struct fmlai_quant_kernels {
     /* Quantises one token of d_qk floats into a slot; as fmlai_token_write. */
     void (*write)(const fmlai_pool *pool, int64_t slot, int32_t head, const float *src, fmla_dtype src_dtype,
                   fmla_quantizer quantizer);
+    /* Quantiser D: n values (32 or 128) to e4m3 codes; returns the scale byte. As fmlai_fp8_cast_group, to the bit. */
+    uint8_t (*cast)(const float *x, int32_t n, uint8_t *codes);
 } fmlai_quant_kernels;
 
 void fmlai_quant_init_scalar(fmlai_quant_kernels *k);
@@ -30,8 +32,7 @@ void fmlai_quant_init_avx2(fmlai_quant_kernels *k);
 void fmlai_quant_init_avx512bf16(fmlai_quant_kernels *k);
 void fmlai_quant_init_neon(fmlai_quant_kernels *k);
 
-/* cast_group.c: does what fmlai_fp8_cast_group does, to the bit, in loops that compilers turn into vectors.
- */
+/* cast_group.c: quantiser D in loops that compilers turn into vectors. */
 uint8_t fmlai_cpu_cast_group(const float *x, int32_t n, uint8_t *codes);
 
 /* The expand function for a pool. */

@@ -46,4 +46,5 @@ void fmlai_quant_init_scalar(fmlai_quant_kernels *k)
         k->expand_bf16[f] = expand_bf16;
     }
     k->write = fmlai_token_write;
+    k->cast = fmlai_cpu_cast_group;
 }

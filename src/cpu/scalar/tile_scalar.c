@@ -10,7 +10,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "../tile.h"
+#include "tile_scalar.h"
 
 #define BLOCK_DIMS 64
 
@@ -146,6 +146,9 @@ void fmlai_tile_init_scalar(fmlai_tile_kernels *f32, fmlai_tile_kernels *bf16)
         .pack_weights = pack_weights,
         .accumulate = accumulate,
         .unpack = unpack,
+        .fold = fmlak_tile_fold_scalar,
+        .finish = fmlak_tile_finish_scalar,
+        .gradients = fmlak_tile_gradients_scalar,
     };
     *bf16 = *f32;
 }

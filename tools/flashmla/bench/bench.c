@@ -160,11 +160,15 @@ static cJSON *time_json(const rounds *measured, const bench_time *time)
 }
 
 static void print_line(const station *s, const bench_shape *shape, const bench_time *time, double tflops, double gbps,
-                       double share)
+                       double share, double goal)
 {
     if (s->device == NULL) {
-        printf("%-56s %3d %12.1f %10.1f %8.2f %7.1f%%\n", shape->name, (int)fmla_context_threads(s->engine.context),
-               time->median * 1e6, tflops * 1e3, gbps, 100 * share);
+        char wanted_share[16] = "";
+        if (goal > 0) {
+            snprintf(wanted_share, sizeof wanted_share, "%7.0f%%", 100 * goal);
+        }
+        printf("%-56s %3d %12.1f %10.1f %8.2f %7.1f%%%s\n", shape->name, (int)fmla_context_threads(s->engine.context),
+               time->median * 1e6, tflops * 1e3, gbps, 100 * share, wanted_share);
     } else if (time->graph > 0) {
         printf("%-64s %9.1f %8.1f %8.1f %7.1f %7.0f %6.1f%%\n", shape->name, time->median * 1e6, time->graph * 1e6,
                time->steady * 1e6, tflops, gbps, 100 * share);
@@ -206,9 +210,13 @@ static void report(const bench_options *o, const station *s, const bench_shape *
     cJSON_AddNumberToObject(limit, "gbps", memory_limit);
     cJSON_AddItemToObject(r, "limit", limit);
     cJSON_AddNumberToObject(r, "of_limit", least / time->median);
+    double goal = shape->goal[s->engine.host && fmla_context_threads(s->engine.context) > 1];
+    if (goal > 0) {
+        cJSON_AddNumberToObject(r, "goal", goal);
+    }
     cJSON_AddItemToArray(records, r);
     if (o->json == NULL || strcmp(o->json, "-") != 0) {
-        print_line(s, shape, time, tflops, gbps, least / time->median);
+        print_line(s, shape, time, tflops, gbps, least / time->median, goal);
     }
 }
 
@@ -303,7 +311,9 @@ static cJSON *limits_json(const station *stations, int count)
         cJSON_AddNumberToObject(one, "fma_gflops", stations[i].limit.fma);
         cJSON_AddNumberToObject(one, "fma_avx2_gflops", stations[i].limit.fma_avx2);
         cJSON_AddNumberToObject(one, "dot_bf16_gflops", stations[i].limit.dot_bf16);
+        cJSON_AddNumberToObject(one, "dot_amx_gflops", stations[i].limit.dot_amx);
         cJSON_AddNumberToObject(one, "read_gbps", stations[i].limit.read);
+        cJSON_AddNumberToObject(one, "fork_join_us", stations[i].limit.fork);
         cJSON_AddItemToArray(list, one);
     }
     return list;
@@ -359,7 +369,11 @@ static int open_stations(const bench_options *o, station *stations, int *count)
             }
             stations[i].limit = device_limit(stations[i].device);
         } else {
-            stations[i].limit = bench_peak(fmla_context_threads(stations[i].engine.context));
+            const fmla_context *context = stations[i].engine.context;
+            stations[i].limit = bench_peak(fmla_context_threads(context), fmla_context_isa(context));
+            if (bench_fork(&stations[i].engine, &stations[i].limit.fork) != FMLA_OK) {
+                return cli_error("bench: %s", engine_error(&stations[i].engine));
+            }
         }
     }
     return CLI_OK;
@@ -385,11 +399,14 @@ static void print_head(const bench_options *o, const station *stations, int coun
         if (l->dot_bf16 > 0) {
             printf("%.1f GFLOP/s bf16 dot product, ", l->dot_bf16);
         }
-        printf("%.1f GB/s read\n", l->read);
+        if (l->dot_amx > 0) {
+            printf("%.1f GFLOP/s AMX, ", l->dot_amx);
+        }
+        printf("%.1f GB/s read, %.2f us fork and join\n", l->read, l->fork);
     }
-    printf("%s, %s\n\n%-56s %3s %12s %10s %8s %8s\n", fmla_device_name(fmla_context_device(stations[0].engine.context)),
-           fmla_isa_name(fmla_context_isa(stations[0].engine.context)), "shape", "thr", "us", "GFLOP/s", "GB/s",
-           "of limit");
+    const fmla_context *context = stations[0].engine.context;
+    printf("%s, %s\n\n%-56s %3s %12s %10s %8s %8s%8s\n", fmla_device_name(fmla_context_device(context)),
+           fmla_isa_name(fmla_context_isa(context)), "shape", "thr", "us", "GFLOP/s", "GB/s", "of limit", "goal");
 }
 
 static int run_bench(const bench_options *o, const bench_shapes *list)

@@ -11,6 +11,7 @@
 
 typedef struct bench_shape {
     char name[160]; /* file/group/what varies in the group */
+    double goal[2]; /* share of the limit to reach on one thread, on more; 0: none stated */
     test_case c;
 } bench_shape;
 
@@ -35,12 +36,14 @@ typedef struct bench_limit {
     double fma;      /* fp32 multiply-adds, GFLOP/s, in the widest vectors */
     double fma_avx2; /* the same in 256-bit vectors; 0: none here */
     double dot_bf16; /* bf16 dot products into fp32, GFLOP/s; 0 where the processor has none */
+    double dot_amx;  /* the same in tiles of AMX; 0: not in use */
     double read;     /* GB/s from memory */
+    double fork;     /* microseconds that handing out tasks to all threads takes, and waiting for them */
     double gemm;     /* CUDA: bf16 matrix products, GFLOP/s */
     double copy;     /* CUDA: copies in device memory, GB/s read and written */
 } bench_limit;
 
-bench_limit bench_peak(int32_t threads);
+bench_limit bench_peak(int32_t threads, fmla_isa isa);
 /* The compute limit of a tier. */
 double bench_compute_limit(const bench_limit *limit, fmla_isa isa);
 
@@ -67,6 +70,8 @@ typedef struct bench_time {
  */
 fmla_status bench_measure(engine *e, bench_device *device, memory *m, fmla_operation op, const any_args *args,
                           int32_t runs, bench_time *time);
+/* What a call with one task a thread takes longer than one with a single task, in microseconds; host only. */
+fmla_status bench_fork(engine *e, double *microseconds);
 double bench_now(void);
 /* Tensors for operations that are no attention. args is ready to run. CLI_OK or CLI_ERROR. */
 int bench_bytes_problem(problem *p, const test_case *c, engine *maker, any_args *args);

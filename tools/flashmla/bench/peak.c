@@ -11,6 +11,7 @@
 #include <sys/mman.h>
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
@@ -86,6 +87,36 @@ __attribute__((target("avx512f,avx512bf16"))) static double dot_avx512(volatile 
     return 2.0 * 32 * CHAINS * ROUNDS;
 }
 
+/* Products of tiles in registers. The context has asked the operating system for them. */
+static double dot_amx(volatile float *sink)
+{
+    struct {
+        uint8_t palette, start_row, reserved[14];
+        uint16_t bytes[16];
+        uint8_t rows[16];
+    } config = {.palette = 1};
+    for (int i = 0; i < 8; i++) {
+        config.bytes[i] = 64;
+        config.rows[i] = 16;
+    }
+    __asm__ volatile("ldtilecfg %0" ::"m"(config) : "memory");
+    for (int r = 0; r < ROUNDS; r++) {
+        __asm__ volatile("tdpbf16ps %%tmm6, %%tmm4, %%tmm0\n\ttdpbf16ps %%tmm7, %%tmm4, %%tmm1\n\t"
+                         "tdpbf16ps %%tmm6, %%tmm5, %%tmm2\n\ttdpbf16ps %%tmm7, %%tmm5, %%tmm3" ::
+                             : "memory");
+    }
+    __asm__ volatile("tilerelease" ::: "memory");
+    *sink = 0;
+    return 2.0 * 16 * 16 * 32 * 4 * ROUNDS;
+}
+
+static chain_kernel amx_kernel(void)
+{
+    unsigned a, b, c, d; /* a library for tests offers the tier on any processor */
+    bool offered = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1) != 0;
+    return offered && fmla_isa_available(FMLA_ISA_AMX) ? dot_amx : NULL;
+}
+
 static chain_kernel fma_avx2_kernel(void)
 {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? fma_avx2 : NULL;
@@ -137,6 +168,11 @@ static chain_kernel dot_kernel(void)
     return NULL;
 }
 
+static chain_kernel amx_kernel(void)
+{
+    return NULL;
+}
+
 #else
 
 static chain_kernel fma_avx2_kernel(void)
@@ -150,6 +186,11 @@ static chain_kernel fma_kernel(void)
 }
 
 static chain_kernel dot_kernel(void)
+{
+    return NULL;
+}
+
+static chain_kernel amx_kernel(void)
 {
     return NULL;
 }
@@ -268,13 +309,15 @@ static double measure(chain_kernel kernel, int32_t threads)
     return best;
 }
 
-bench_limit bench_peak(int32_t threads)
+bench_limit bench_peak(int32_t threads, fmla_isa isa)
 {
     bench_limit limit = {0};
     chain_kernel fma = fma_kernel(), narrow = fma_avx2_kernel(), dot = dot_kernel();
+    chain_kernel tiles = isa == FMLA_ISA_AMX ? amx_kernel() : NULL;
     limit.fma = measure(fma ? fma : fma_plain, threads) * 1e-9;
     limit.fma_avx2 = narrow == fma ? (narrow ? limit.fma : 0) : measure(narrow, threads) * 1e-9;
     limit.dot_bf16 = dot ? measure(dot, threads) * 1e-9 : 0;
+    limit.dot_amx = tiles ? measure(tiles, threads) * 1e-9 : 0;
     limit.read = measure(NULL, threads) * 1e-9;
     return limit;
 }
@@ -284,8 +327,10 @@ double bench_compute_limit(const bench_limit *limit, fmla_isa isa)
     if (limit->gemm > 0) {
         return limit->gemm;
     }
-    bool dots = isa == FMLA_ISA_AVX512BF16 || isa == FMLA_ISA_AMX;
-    if (dots && limit->dot_bf16 > 0) {
+    if (isa == FMLA_ISA_AMX && limit->dot_amx > 0) {
+        return limit->dot_amx;
+    }
+    if (isa == FMLA_ISA_AVX512BF16 && limit->dot_bf16 > limit->fma) {
         return limit->dot_bf16;
     }
     return isa == FMLA_ISA_AVX2 && limit->fma_avx2 > 0 ? limit->fma_avx2 : limit->fma;

@@ -3,7 +3,8 @@
  * shapes.c: reads bench/shapes/<file>.json: {"for": "cpu" or "cuda", "groups": [{"name": ..., "operation": ...,
  * ...}]}. A member of a group is a field of a test case; a list of values makes a shape for each, crossed with the
  * other lists. A list of lists under "together" sets several fields at once: {"together": ["h_q", "topk"], "values":
- * [[64, 512], ...]}.
+ * [[64, 512], ...]}. "goal": the share of the limit to reach on one thread and on more. Files that are for something
+ * else than a device are read only where --shape names their shapes.
  */
 #include "bench/bench.h"
 
@@ -85,6 +86,10 @@ static int add_shape(const expansion *x, const char *text, const char *varying)
         return cli_error("shape %s: %s", shape.name, error);
     }
     shape.c.seed = 1;
+    const cJSON *goal = cJSON_GetObjectItem(x->group, "goal");
+    for (int i = 0; i < 2 && i < cJSON_GetArraySize(goal); i++) {
+        shape.goal[i] = cJSON_GetArrayItem(goal, i)->valuedouble;
+    }
     bench_shape *larger = xmalloc((x->list->count + 1) * sizeof *larger);
     if (x->list->count > 0) {
         memcpy(larger, x->list->shapes, x->list->count * sizeof *larger);
@@ -95,11 +100,16 @@ static int add_shape(const expansion *x, const char *text, const char *varying)
     return CLI_OK;
 }
 
+static bool is_remark(const char *member)
+{
+    return strcmp(member, "name") == 0 || strcmp(member, "note") == 0 || strcmp(member, "goal") == 0;
+}
+
 /* Goes through the group's members; a list branches. */
 static int expand(const expansion *x, const cJSON *member, const char *text, const char *varying)
 {
     char longer[512], names[128];
-    while (member != NULL && (strcmp(member->string, "name") == 0 || strcmp(member->string, "note") == 0)) {
+    while (member != NULL && is_remark(member->string)) {
         member = member->next;
     }
     if (member == NULL) {

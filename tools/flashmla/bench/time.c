@@ -104,3 +104,40 @@ fmla_status bench_measure(engine *e, bench_device *device, memory *m, fmla_opera
     }
     return status;
 }
+
+/* Microseconds of a call that converts `rows` rows of one index: a task each, and next to no work. */
+static fmla_status small_call(engine *e, int64_t rows, double *microseconds)
+{
+    enum { SAMPLES = 101, CALLS = 200, ROWS = 512 };
+    static int32_t positions[ROWS], indices[ROWS], table[ROWS];
+    double samples[SAMPLES];
+    fmla_indices_convert_args args = FMLA_INDICES_CONVERT_ARGS_INIT;
+    fmla_status status = FMLA_OK;
+    args.page_size = 64;
+    args.positions = fmla_tensor_3d(positions, FMLA_I32, rows, 1, 1);
+    args.indices = fmla_tensor_3d(indices, FMLA_I32, rows, 1, 1);
+    args.block_table = fmla_tensor_2d(table, FMLA_I32, rows, 1);
+    for (int s = 0; s < SAMPLES && status == FMLA_OK; s++) {
+        double start = bench_now();
+        for (int i = 0; i < CALLS && status == FMLA_OK; i++) {
+            status = fmla_indices_convert(e->context, &args, NULL);
+        }
+        samples[s] = (bench_now() - start) / CALLS;
+    }
+    qsort(samples, SAMPLES, sizeof *samples, compare_doubles);
+    *microseconds = samples[SAMPLES / 2] * 1e6;
+    return status;
+}
+
+fmla_status bench_fork(engine *e, double *microseconds)
+{
+    double one, all;
+    int32_t threads = fmla_context_threads(e->context);
+    fmla_status status = small_call(e, 1, &one);
+    *microseconds = 0;
+    if (status == FMLA_OK && threads > 1) {
+        status = small_call(e, threads < 512 ? threads : 512, &all);
+        *microseconds = all - one;
+    }
+    return status;
+}
