@@ -181,6 +181,9 @@ static verdict again_slices(checker *k, problem *p, const uint8_t *results, size
     bool decode = p->c.op <= FMLA_OP_SPARSE_DECODE;
     int64_t pieces = decode ? p->batch : 3;
     problem_poison(p);
+    if (decode && engine_resident(&k->engine, &p->mem, true) != FMLA_OK) {
+        return VERDICT_BROKEN;
+    }
     for (int64_t i = 0, first = 0; i < pieces; i++) {
         int64_t n = decode ? p->n_q[i] : i == 2 ? p->tokens - first : p->tokens / 3;
         if (n > 0) {
@@ -190,6 +193,9 @@ static verdict again_slices(checker *k, problem *p, const uint8_t *results, size
             }
         }
         first += n;
+    }
+    if (decode && engine_resident(&k->engine, &p->mem, false) != FMLA_OK) {
+        return VERDICT_BROKEN;
     }
     return compare_outputs(k, p, results, size, "a part of the batch alone");
 }

@@ -14,6 +14,7 @@ enum {
     OPTION_OPERATION = CLI_OPTION_OWN,
     OPTION_FORMAT,
     OPTION_SEED,
+    OPTION_SHARE,
     OPTION_CASES,
     OPTION_CASE,
     OPTION_IDS,
@@ -29,6 +30,7 @@ static const char usage[] =
     "  --operation NAME    only this operation (dense_decode, sparse_decode, sparse_prefill, ...)\n"
     "  --format NAME       only cases with this KV format as main or extra cache\n"
     "  --cases SET         quick (default), all, or full (for a GPU)\n"
+    "  --share K/N         of the cases every N-th, from the K-th (1 to N): N shares are the whole\n"
     "  --case TEXT         one case, as a failure prints it\n"
     "  --ids[=C001,C003]   instead of cases: the faults of tests/cases.md, all or some (all cases run them too)\n"
     "  --seed N            other random numbers; default 1\n"
@@ -45,6 +47,7 @@ typedef struct check_options {
     int operation; /* -1: all */
     int64_t format;
     int64_t seed;
+    int64_t share, shares;
     case_set set;
     const char *one;
     const char *ids; /* NULL: none */
@@ -82,6 +85,18 @@ verdict check_case(checker *k, const test_case *c)
     }
 }
 
+static int parse_share(check_options *o, const char *text)
+{
+    long long share, shares;
+    char more;
+    if (sscanf(text, "%lld/%lld%c", &share, &shares, &more) != 2 || shares < 1 || share < 1 || share > shares) {
+        return cli_error("--share: '%s'; K/N is meant, K of 1 to N", text);
+    }
+    o->share = share;
+    o->shares = shares;
+    return CLI_OK;
+}
+
 static int take_option(check_options *o, int option, const char *argument)
 {
     static const char *const sets[] = {"quick", "all", "full"};
@@ -94,6 +109,8 @@ static int take_option(check_options *o, int option, const char *argument)
         return o->format == FMLA_KV_NONE ? cli_error("--format: no format '%s'", argument) : CLI_OK;
     case OPTION_SEED:
         return cli_parse_int("--seed", argument, 0, INT64_MAX / 2, &o->seed);
+    case OPTION_SHARE:
+        return parse_share(o, argument);
     case OPTION_CASES:
         for (int i = 0; i < 3; i++) {
             if (strcmp(argument, sets[i]) == 0) {
@@ -136,7 +153,11 @@ static int make_list(const check_options *o, case_list *list)
     }
     cases_make(list, o->set, o->operation, (uint64_t)o->seed);
     size_t kept = 0;
+    size_t shares = (size_t)o->shares;
     for (size_t i = 0; i < list->count; i++) {
+        if (i % shares != (size_t)o->share - 1) {
+            continue;
+        }
         if (o->format == 0 || list->cases[i].format == o->format || list->cases[i].extra == o->format) {
             list->cases[kept++] = list->cases[i];
         }
@@ -270,7 +291,7 @@ static int run_checks(const check_options *o, const case_list *list)
     }
     if (status == CLI_OK) {
         k->class = class_of(k->engine.context);
-        k->budget = o->set == CASES_QUICK && o->one == NULL ? 8e6 : o->set == CASES_ALL ? 40e6 : 200e6;
+        k->budget = o->one != NULL ? 200e6 : o->set == CASES_QUICK ? 8e6 : o->set == CASES_ALL ? 40e6 : 20e6;
         printf("checking %s, %s, %d threads, against the float64 reference\n",
                fmla_device_name(fmla_context_device(k->engine.context)),
                fmla_isa_name(fmla_context_isa(k->engine.context)), (int)fmla_context_threads(k->engine.context));
@@ -312,6 +333,7 @@ int cmd_check(int argc, char **argv)
         {"operation", required_argument, NULL, OPTION_OPERATION},
         {"format", required_argument, NULL, OPTION_FORMAT},
         {"seed", required_argument, NULL, OPTION_SEED},
+        {"share", required_argument, NULL, OPTION_SHARE},
         {"cases", required_argument, NULL, OPTION_CASES},
         {"case", required_argument, NULL, OPTION_CASE},
         {"ids", optional_argument, NULL, OPTION_IDS},
@@ -319,7 +341,7 @@ int cmd_check(int argc, char **argv)
         {"may-skip", no_argument, NULL, OPTION_MAY_SKIP},
         {NULL, 0, NULL, 0},
     };
-    check_options o = {.shared = CLI_OPTIONS_INIT, .operation = -1, .seed = 1};
+    check_options o = {.shared = CLI_OPTIONS_INIT, .operation = -1, .seed = 1, .share = 1, .shares = 1};
     case_list list = {0};
     cli_json_names_file(table, OPTION_JSON_FILE);
     o.shared.device = FMLA_DEVICE_CPU;

@@ -109,11 +109,13 @@ static int bind_address(memory *m, void **address)
     size_t size = b->size + 2 * MEMORY_GUARD;
     /* The block starts as far off a 64-byte boundary as the host's, so that alignments carry over. */
     size_t shift = (size_t)((uintptr_t)(b->host - MEMORY_GUARD) & 63);
+    bool there = b->device != NULL && m->resident;
     if (b->device == NULL) {
         b->device = cli_memory_new(m->device, size + 64);
     }
     if (b->device == NULL ||
-        cli_memory_upload(m->device, (uint8_t *)b->device + shift, b->host - MEMORY_GUARD, size) != CLI_OK) {
+        (!there &&
+         cli_memory_upload(m->device, (uint8_t *)b->device + shift, b->host - MEMORY_GUARD, size) != CLI_OK)) {
         return -1;
     }
     *address = (uint8_t *)b->device + shift + ((uint8_t *)*address - (b->host - MEMORY_GUARD));
@@ -158,7 +160,7 @@ fmla_status engine_bind(engine *e, memory *m, fmla_operation op, const any_args 
         return FMLA_ERROR_DEVICE;
     }
     for (buffer *b = m->first; b != NULL; b = b->next) {
-        b->bound = false;
+        b->bound = b->bound && m->resident;
     }
     for (const member *where = members[op]; where->kind != MEMBER_END; where++) {
         void **address =
@@ -243,8 +245,29 @@ fmla_status engine_run(engine *e, memory *m, fmla_operation op, const any_args *
     if (status == FMLA_OK) {
         status = engine_wait(e, m);
     }
-    if (status == FMLA_OK && !e->host) {
+    if (status == FMLA_OK && !e->host && !m->resident) {
         status = fetch(m);
     }
+    return status;
+}
+
+fmla_status engine_resident(engine *e, memory *m, bool on)
+{
+    fmla_status status = FMLA_OK;
+    if (e->host || m->device == NULL) {
+        return FMLA_OK;
+    }
+    for (buffer *b = m->first; b != NULL && on && status == FMLA_OK; b = b->next) {
+        size_t shift = (size_t)((uintptr_t)(b->host - MEMORY_GUARD) & 63);
+        b->bound = false;
+        if (b->device != NULL && cli_memory_upload(m->device, (uint8_t *)b->device + shift, b->host - MEMORY_GUARD,
+                                                   b->size + 2 * MEMORY_GUARD) != CLI_OK) {
+            status = FMLA_ERROR_DEVICE;
+        }
+    }
+    if (!on && m->resident) {
+        status = fetch(m);
+    }
+    m->resident = on;
     return status;
 }

@@ -44,6 +44,12 @@ void engine_close(engine *e);
 fmla_status engine_run(engine *e, memory *m, fmla_operation op, const any_args *args);
 const char *engine_error(const engine *e);
 
+/*
+ * Many calls on one problem: between (true) and (false) buffers stay on the device as calls leave them. The first
+ * copies all known ones there, the last brings back those that were named; on the host nothing happens.
+ */
+fmla_status engine_resident(engine *e, memory *m, bool on);
+
 /* The parts of engine_run, for timing: bound gets device addresses; engine_call only enqueues; engine_wait waits. */
 fmla_status engine_bind(engine *e, memory *m, fmla_operation op, const any_args *args, any_args *bound);
 fmla_status engine_call(engine *e, fmla_operation op, const any_args *bound);

@@ -23,6 +23,7 @@ typedef struct buffer {
 typedef struct memory {
     buffer *first;
     cli_memory *device; /* NULL until a device is asked for */
+    bool resident;      /* see engine_resident */
 } memory;
 
 /* size bytes at `misalign` bytes behind a 64-byte boundary, between guards. Ends the program when there is no memory.

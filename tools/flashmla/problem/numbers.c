@@ -3,6 +3,7 @@
 #include "problem/numbers.h"
 
 #include <math.h>
+#include <stdbool.h>
 #include <string.h>
 
 static uint32_t bits_of(float x)
@@ -232,22 +233,35 @@ size_t tensor_span(const fmla_tensor *t)
     return (size_t)(last + 1) * fmla_dtype_size((fmla_dtype)t->dtype);
 }
 
-/* The walk that pack, copy and fill share: offsets of the elements, row-major. */
+/* The walk that pack, copy and fill share: offsets of runs of elements, row-major. A run is a row of the last dimension
+ * where its elements lie side by side, else one element. */
 typedef struct walk {
     int64_t index[FMLA_MAX_RANK];
     int64_t left;
+    int32_t rank; /* dimensions that are walked */
+    size_t run;   /* bytes */
 } walk;
 
-static walk walk_begin(const fmla_tensor *t)
+static walk walk_begin(const fmla_tensor *t, bool rows)
 {
-    walk w = {{0}, tensor_elements(t)};
+    walk w = {{0}, tensor_elements(t), t->rank, fmla_dtype_size((fmla_dtype)t->dtype)};
+    if (rows && w.left > 0 && t->rank > 0) {
+        w.rank--;
+        w.left /= t->shape[w.rank];
+        w.run *= (size_t)t->shape[w.rank];
+    }
     return w;
+}
+
+static bool has_rows(const fmla_tensor *t)
+{
+    return t->rank > 0 && t->stride[t->rank - 1] == 1;
 }
 
 static int64_t walk_offset(const walk *w, const fmla_tensor *t)
 {
     int64_t offset = 0;
-    for (int32_t d = 0; d < t->rank; d++) {
+    for (int32_t d = 0; d < w->rank; d++) {
         offset += w->index[d] * t->stride[d];
     }
     return offset * (int64_t)fmla_dtype_size((fmla_dtype)t->dtype);
@@ -256,32 +270,30 @@ static int64_t walk_offset(const walk *w, const fmla_tensor *t)
 static void walk_next(walk *w, const fmla_tensor *t)
 {
     w->left--;
-    for (int32_t d = t->rank - 1; d >= 0 && ++w->index[d] == t->shape[d]; d--) {
+    for (int32_t d = w->rank - 1; d >= 0 && ++w->index[d] == t->shape[d]; d--) {
         w->index[d] = 0;
     }
 }
 
 size_t tensor_pack(const fmla_tensor *t, uint8_t *dst)
 {
-    size_t element = fmla_dtype_size((fmla_dtype)t->dtype), at = 0;
-    for (walk w = walk_begin(t); w.left > 0; walk_next(&w, t), at += element) {
-        memcpy(dst + at, (const uint8_t *)t->data + walk_offset(&w, t), element);
+    size_t at = 0;
+    for (walk w = walk_begin(t, has_rows(t)); w.left > 0; walk_next(&w, t), at += w.run) {
+        memcpy(dst + at, (const uint8_t *)t->data + walk_offset(&w, t), w.run);
     }
     return at;
 }
 
 void tensor_copy(const fmla_tensor *to, const fmla_tensor *from)
 {
-    size_t element = fmla_dtype_size((fmla_dtype)from->dtype);
-    for (walk w = walk_begin(from); w.left > 0; walk_next(&w, from)) {
-        memcpy((uint8_t *)to->data + walk_offset(&w, to), (const uint8_t *)from->data + walk_offset(&w, from), element);
+    for (walk w = walk_begin(from, has_rows(from) && has_rows(to)); w.left > 0; walk_next(&w, from)) {
+        memcpy((uint8_t *)to->data + walk_offset(&w, to), (const uint8_t *)from->data + walk_offset(&w, from), w.run);
     }
 }
 
 void tensor_fill(const fmla_tensor *t, uint8_t byte)
 {
-    size_t element = fmla_dtype_size((fmla_dtype)t->dtype);
-    for (walk w = walk_begin(t); w.left > 0; walk_next(&w, t)) {
-        memset((uint8_t *)t->data + walk_offset(&w, t), byte, element);
+    for (walk w = walk_begin(t, has_rows(t)); w.left > 0; walk_next(&w, t)) {
+        memset((uint8_t *)t->data + walk_offset(&w, t), byte, w.run);
     }
 }
