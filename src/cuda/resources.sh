@@ -7,7 +7,7 @@ objects=$2
 archs=$3
 new=$(mktemp) && old=$(mktemp) || exit 1
 trap 'rm -f "$new" "$old"' EXIT
-pattern=$(echo "$archs" | tr ';' '\n' | sed 's/.*/ sm_& /' | paste -sd'|')
+pattern=$(echo "$archs" | tr ';' '\n' | sed 's/a$/a?/; s/.*/ sm_& /' | paste -sd'|')
 find "$objects" -name '*.resources' -exec cat {} + | LC_ALL=C sort -u >"$new"
 if [ "$FLASHMLA_WRITE_RESOURCES" = 1 ]; then
     { grep '^#' "$table"; { grep -v '^#' "$table" | grep -v -E "$pattern"; cat "$new"; } | LC_ALL=C sort -u; } >"$old"

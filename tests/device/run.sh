@@ -1,20 +1,26 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT
 #
-# run.sh [-o FOLDER] [part...]: builds and tests the CUDA plugin on a machine with a GPU, in at most ten minutes for all parts,
-# and writes what came out as JSON and logs into FOLDER (default: $OUT, else build/device/results).
+# run.sh [-o FOLDER] [part...]: builds and tests the CUDA plugin on a machine with a GPU and writes what came out as JSON and
+# logs into FOLDER (default: $OUT, else build/device/results); parts.jsonl has a line for each step. Every part takes at most
+# ten minutes on 16 processors.
 #
-#   build      library, program and plugin, for this machine's GPU alone (BUILD_ARCHS names others, "80;90a")
+#   build      library, program, plugin and tests, for this machine's GPU alone (BUILD_ARCHS names others, "80;90a")
 #   info       what the device is
-#   check      kernels against the oracle: the quick cases, all profiles
-#   bytes attention mha        slices of the full matrix
+#   check      the quick cases of every operation with every set of kernels and every profile of shared memory
+#   dense sparse prefill fused mha bytes
+#              the full matrix in slices, cut into shares that run side by side on JOBS processors (default: all of them).
+#              KERNELS=portable or hopper: not the best; SHARE=K/N: the K-th of N parts of a slice that is to be split further
 #   ids        the faults of tests/cases.md; 90 GB of device memory for all of them
-#   graph      CUDA graphs, devices
-#   sanitize   compute-sanitizer over a quick slice: memcheck, racecheck, synccheck
-#   bench      shapes of bench/shapes, PROFILE=99 or 163 for the smaller profiles
+#   graph      CUDA graphs, streams, devices, FLASHMLA_CHECK
+#   sanitize   compute-sanitizer over small cases: memcheck, racecheck, synccheck
+#   python     the Python module on CUDA tensors; needs torch and pytest
+#   bench      shapes of bench/shapes, or those whose name contains SHAPES; PROFILE=99 or 163 and KERNELS as above
 #
-# Default: build info check graph sanitize bench. The program needs cJSON: where it is not installed, unpack its packages and
-# point CMAKE_PREFIX_PATH and PKG_CONFIG_PATH there (DEPS=folder does both for a folder made by `dpkg -x`). Nothing is fetched.
+# Default: build info check graph ids sanitize bench. PREBUILT=folder takes flashmla, device_graph, libflashmla.so* and
+# libflashmla_cuda.so from there instead of building. The program needs cJSON: where it is not installed, unpack its packages
+# and point CMAKE_PREFIX_PATH and PKG_CONFIG_PATH there (DEPS=folder does both for a folder made by `dpkg -x`). Nothing is
+# fetched.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 results=${OUT:-build/device/results}
@@ -22,14 +28,24 @@ if [ "${1:-}" = -o ]; then
     results=$2
     shift 2
 fi
-[ $# -gt 0 ] || set -- build info check graph sanitize bench
+[ $# -gt 0 ] || set -- build info check graph ids sanitize bench
 mkdir -p "$results" || exit 1
 results=$(cd "$results" && pwd)
-build=build/device
+build=$PWD/build/device
 program=$build/tools/flashmla/flashmla
+graph_test=$build/tests/device/device_graph
+library=$build/src
 jobs=${JOBS:-$(nproc)}
-failed=0
+rm -f "$results/failures"
 
+if [ -n "${PREBUILT:-}" ]; then
+    library=$(cd "$PREBUILT" && pwd) || exit 1
+    program=$library/flashmla
+    graph_test=$library/device_graph
+    chmod +x "$program" "$graph_test"
+    export LD_LIBRARY_PATH="$library:${LD_LIBRARY_PATH:-}"
+fi
+export FLASHMLA_CUDA_PLUGIN=${FLASHMLA_CUDA_PLUGIN:-$library/libflashmla_cuda.so}
 if [ -n "${DEPS:-}" ]; then
     deps=$(cd "$DEPS" && pwd)
     export CMAKE_PREFIX_PATH="$deps/usr:${CMAKE_PREFIX_PATH:-}"
@@ -39,18 +55,29 @@ if [ -n "${DEPS:-}" ]; then
     LD_LIBRARY_PATH="$(find "$deps" -name '*.so*' -exec dirname {} + | sort -u | paste -sd:):${LD_LIBRARY_PATH:-}"
     export LD_LIBRARY_PATH
 fi
+kernels=(${KERNELS:+--kernels "$KERNELS"})
+sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
 
-# note PART COMMAND...: runs it, keeps its log and how it ended.
+# note STEP COMMAND...: runs it, keeps its log and how it ended. 77: not possible here.
 note() {
-    local part=$1 start=$SECONDS status
+    local step=$1 start=$SECONDS status
     shift
-    echo "== $part: $*"
-    "$@" >"$results/$part.log" 2>&1
+    "$@" >"$results/$step.log" 2>&1
     status=$?
-    tail -n 4 "$results/$part.log"
-    echo "{\"part\": \"$part\", \"status\": $status, \"seconds\": $((SECONDS - start))}" >>"$results/parts.jsonl"
-    [ $status -eq 0 ] || [ $status -eq 77 ] || { failed=1; echo "FAILED: $part ($status)"; }
-    return $status
+    printf '== %s: %s\n' "$step" "$(tail -n 1 "$results/$step.log")"
+    echo "{\"step\": \"$step\", \"status\": $status, \"seconds\": $((SECONDS - start))}" >>"$results/parts.jsonl"
+    [ $status -eq 0 ] || [ $status -eq 77 ] && return
+    echo "$step ($status)" >>"$results/failures"
+    grep -m 5 -A 1 FAILED "$results/$step.log"
+    return 1
+}
+
+# together COMMAND...: one of the commands that run side by side; `wait` waits for all of them.
+together() {
+    while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do
+        wait -n
+    done
+    "$@" &
 }
 
 # "90a" for this machine's GPU: letters belong to the capabilities that have them.
@@ -62,8 +89,8 @@ arch() {
 }
 
 build_all() {
-    cmake -S . -B $build -G Ninja -DCMAKE_BUILD_TYPE=Release -DFLASHMLA_CUDA=ON "-DFLASHMLA_CUDA_ARCHS=$(arch)" \
-        -DFLASHMLA_TESTS=OFF -DFLASHMLA_EXAMPLES=OFF -DFLASHMLA_DEVICE_TESTS=ON && ninja -C $build -j "$jobs"
+    cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DFLASHMLA_CUDA=ON "-DFLASHMLA_CUDA_ARCHS=$(arch)" \
+        -DFLASHMLA_TESTS=OFF -DFLASHMLA_EXAMPLES=OFF -DFLASHMLA_DEVICE_TESTS=ON && ninja -C "$build" -j "$jobs"
 }
 
 check() { # name, then arguments of `flashmla check`
@@ -72,50 +99,102 @@ check() { # name, then arguments of `flashmla check`
     note "check-$name" "$program" check --backend cuda --json "$results/check-$name.json" "$@"
 }
 
+operations=(dense_decode sparse_decode sparse_prefill fused_prefill fused_decode mha_forward mha_backward quantize dequantize
+    convert merge permute_q_b permute_wv indices_convert fp8_cast schedule)
+
 part_check() {
-    check quick
-    for kib in 99 163; do
-        note "check-quick-$kib" env FLASHMLA_CUDA_PROFILE_KIB=$kib "$program" check --backend cuda \
-            --json "$results/check-quick-$kib.json"
+    local operation set sets=(portable)
+    "$program" info --backend cuda | grep -q 'kernels hopper' && sets+=(hopper)
+    for operation in "${operations[@]}"; do
+        for set in "${sets[@]}"; do
+            together check "quick-$set-$operation" --operation "$operation" --kernels "$set"
+        done
     done
+    for operation in dense_decode sparse_decode sparse_prefill fused_prefill fused_decode; do
+        for kib in 99 163; do
+            together check "quick-$kib-$operation" --operation "$operation" --kernels portable --profile $kib
+        done
+    done
+    wait
+}
+
+# slice OPERATION...: their full cases, each operation in as many shares as there are processors.
+slice() {
+    local operation share k=1 n=1
+    if [ -n "${SHARE:-}" ]; then
+        k=${SHARE%/*}
+        n=${SHARE#*/}
+    fi
+    for operation in "$@"; do
+        for ((share = 0; share < jobs; share++)); do
+            together check "full${KERNELS:+-$KERNELS}-$operation-$((share * n + k))of$((jobs * n))" --cases full \
+                --operation "$operation" --share "$((share * n + k))/$((jobs * n))" "${kernels[@]}"
+        done
+    done
+    wait
 }
 
 part_sanitize() {
-    local tool
+    local tool set sets=(portable) cases i
+    "$program" info --backend cuda | grep -q 'kernels hopper' && sets+=(hopper)
+    cases=("op=dense_decode,s_kv=140,h_q=63,s_q=2,b=2,causal=1,varlen=1"
+        "op=dense_decode,dtype=f16,format=f16,s_kv=900,h_q=128,b=1,again=1"
+        "op=sparse_decode,format=v32,d_qk=576,s_kv=300,h_q=128,s_q=2,topk=192,lengths=1,sink=1"
+        "op=sparse_decode,format=v41,extra=v41-fp4,s_kv=512,e_kv=512,h_q=64,topk=64,e_topk=64,page=5,e_page=69"
+        "op=sparse_prefill,s_q=9,s_kv=300,h_q=128,topk=200,sink=1"
+        "op=fused_decode,format=v41,s_q=5,h_q=64,s_kv=90,topk=90,norm=1,group=8"
+        "op=mha_forward,s_q=70,s_kv=140,h_q=4,h_kv=2,d_qk=192,d_v=128,causal=1,varlen=1,b=2"
+        "op=mha_backward,s_q=70,s_kv=140,h_q=4,h_kv=2,d_qk=192,d_v=128,causal=1,varlen=1,b=2"
+        "op=quantize,format=v4,count=100" "op=merge,topk=3,count=20")
     for tool in memcheck racecheck synccheck; do
-        note "sanitize-$tool-dense" compute-sanitizer --tool $tool --error-exitcode 9 "$program" check --backend cuda \
-            --case "op=dense_decode,s_kv=140,h_q=63,s_q=2,b=2,causal=1,varlen=1"
-        note "sanitize-$tool-sparse" compute-sanitizer --tool $tool --error-exitcode 9 "$program" check --backend cuda \
-            --case "op=sparse_decode,format=v41,extra=v41-fp4,s_kv=512,e_kv=512,h_q=64,topk=64,e_topk=64,page=5,e_page=69"
-        note "sanitize-$tool-mha" compute-sanitizer --tool $tool --error-exitcode 9 "$program" check --backend cuda \
-            --case "op=mha_backward,s_q=70,s_kv=140,h_q=4,h_kv=2,d_qk=192,d_v=128,causal=1,varlen=1,b=2"
+        for set in "${sets[@]}"; do
+            for i in "${!cases[@]}"; do
+                together note "sanitize-$tool-$set-$i" "$sanitizer" --tool $tool --error-exitcode 9 "$program" check \
+                    --backend cuda --kernels "$set" --case "${cases[$i]}"
+            done
+        done
     done
+    wait
+}
+
+part_python() {
+    note python env FLASHMLA_LIBRARY="$(ls "$library"/libflashmla.so* | head -1)" FLASHMLA_TEST_CUDA=1 \
+        python3 -m pytest -q -p no:cacheprovider tests/python -k cuda
+}
+
+part_bench() {
+    local name=bench${KERNELS:+-$KERNELS}${PROFILE:+-$PROFILE}
+    note "$name" "$program" bench --backend cuda --shapes bench/shapes --json "$results/$name.json" "${kernels[@]}" \
+        ${PROFILE:+--profile "$PROFILE"} ${SHAPES:+--shape "$SHAPES"}
 }
 
 for part in "$@"; do
     case $part in
-    build) note build build_all || exit 1 ;;
+    build) [ -n "${PREBUILT:-}" ] || note build build_all || exit 1 ;;
     info) note info "$program" info --backend cuda ;;
     check) part_check ;;
+    dense) slice dense_decode ;;
+    sparse) slice sparse_decode ;;
+    prefill) slice sparse_prefill fused_prefill ;;
+    fused) slice fused_decode ;;
+    mha) slice mha_forward mha_backward ;;
     bytes)
-        for operation in quantize dequantize convert merge permute_q_b permute_wv indices_convert fp8_cast schedule; do
-            check "full-$operation" --cases full --operation $operation
-        done ;;
-    attention)
-        for operation in dense_decode sparse_decode sparse_prefill fused_prefill fused_decode; do
-            check "full-$operation" --cases full --operation $operation
-        done ;;
-    mha)
-        for operation in mha_forward mha_backward; do
-            check "full-$operation" --cases full --operation $operation
-        done ;;
+        for operation in "${operations[@]:7}"; do
+            together check "full-$operation" --cases full --operation "$operation"
+        done
+        wait ;;
     ids) check ids --ids ;;
-    graph) note graph env FLASHMLA_CUDA_PLUGIN=$build/src/libflashmla_cuda.so $build/tests/device/device_graph ;;
+    graph) note graph "$graph_test" ;;
     sanitize) part_sanitize ;;
-    bench) note bench "$program" bench --backend cuda --json "$results/bench${PROFILE:+-$PROFILE}.json" ;;
+    python) part_python ;;
+    bench) part_bench ;;
     *)
         echo "unknown part: $part" >&2
         exit 2 ;;
     esac
 done
-exit $failed
+if [ -s "$results/failures" ]; then
+    echo "failed:"
+    cat "$results/failures"
+    exit 1
+fi

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * test_graph.c: CUDA graphs and devices, through the public API and the CUDA runtime: a captured call replays with
- * other lengths, indices and padded requests and gives the bits of an eager call. Cases of tests/cases: C060 C063 C064
- * C066 C067 C070. Exit status 77: no device. No test framework, so that it builds on a bare GPU machine.
+ * test_graph.c: CUDA graphs, long runs, devices and FLASHMLA_CHECK, through the public API and the CUDA runtime: a
+ * captured call replays with other lengths, indices and padded requests and gives the bits of an eager call. Cases of
+ * tests/cases: C060 C063 C064 C066 C067 C070 C078. Exit status 77: no device. No test framework, so that it builds on a
+ * bare GPU machine.
  */
 #include <cuda_runtime_api.h>
 #include <flashmla/flashmla.h>
@@ -291,6 +292,87 @@ static void c060_graph_eager_graph(fmla_context *context)
     discard(&s);
 }
 
+/* Rings of barriers go round thousands of times, with blocks that meet each other at changing distances. */
+static void c078_long_runs(fmla_context *context)
+{
+    const int32_t topks[] = {0, 2048};
+    for (size_t i = 0; i < sizeof topks / sizeof topks[0]; i++) {
+        setup s = make(context, topks[i] ? 64 : 5, 2, 128, topks[i]);
+        int32_t lengths[64];
+        for (int32_t j = 0; j < s.batch; j++) {
+            lengths[j] = topks[i] ? topks[i] - 31 * j : 100000 - 17001 * j;
+        }
+        set_lengths(&s, lengths);
+        if (topks[i]) {
+            set_indices(&s);
+        }
+        cudaGraphExec_t exec = capture(&s);
+        compare(&s, exec, "C078: the first run");
+        call(&s);
+        uint8_t *first = results(&s);
+        for (int run = 0; run < 1000; run++) {
+            CUDA(cudaGraphLaunch(exec, s.stream));
+        }
+        uint8_t *last = results(&s);
+        CHECK(memcmp(first, last, s.out_size + s.lse_size) == 0, "C078: run 1000 differs from the first");
+        free(first);
+        free(last);
+        CUDA(cudaGraphExecDestroy(exec));
+        discard(&s);
+    }
+}
+
+static void expect_fault(const setup *s, const char *text)
+{
+    fmla_decode_args a = arguments(s);
+    fmla_status status = fmla_decode(s->context, &a, s->stream);
+    const char *error = fmla_context_error(s->context);
+    CHECK(status == FMLA_ERROR_INVALID_ARGUMENT, "status %d, expected: %s", (int)status, text);
+    CHECK(strcmp(error, text) == 0, "'%s', expected '%s'", error, text);
+}
+
+/* The first offender is named; what is right passes, and a capture is left alone. */
+static void flashmla_check_reports(void)
+{
+    fmla_context_config config = FMLA_CONTEXT_CONFIG_INIT;
+    fmla_context *context = NULL;
+    const int32_t bad_page = POOL_PAGES, bad_slot = POOL_PAGES * PAGE;
+    config.device = FMLA_DEVICE_CUDA;
+    setenv("FLASHMLA_CHECK", "1", 1);
+    fmla_status status = fmla_context_create(&config, &context);
+    unsetenv("FLASHMLA_CHECK");
+    CHECK(status == FMLA_OK, "%s", fmla_last_create_error());
+    setup s = make(context, 3, 2, 16, 0);
+    set_lengths(&s, (int32_t[]){100, 5000, 0});
+    call(&s);
+    set_lengths(&s, (int32_t[]){100, MAX_PAGES * PAGE + 1, -7});
+    expect_fault(&s, "cache_seqlens: element 1 is 102401, out of range");
+    set_lengths(&s, (int32_t[]){100, 5000, -7});
+    expect_fault(&s, "cache_seqlens: element 2 is -7, out of range");
+    set_lengths(&s, (int32_t[]){100, 5000, 64});
+    CUDA(cudaMemcpy(s.table + MAX_PAGES + 3, &bad_page, sizeof bad_page, cudaMemcpyHostToDevice));
+    CUDA(cudaMemcpy(s.table + 2 * MAX_PAGES + 1, &bad_page, sizeof bad_page, cudaMemcpyHostToDevice));
+    expect_fault(&s, "block_table: element 1603 is 2048, out of range");
+    cudaGraphExec_t exec = capture(&s);
+    CUDA(cudaGraphExecDestroy(exec));
+    set_lengths(&s, (int32_t[]){100, 192, 64}); /* the bad entries are behind the last page now */
+    call(&s);
+    CUDA(cudaStreamSynchronize(s.stream));
+    discard(&s);
+    s = make(context, 2, 1, 16, 64);
+    set_lengths(&s, (int32_t[]){64, 20});
+    set_indices(&s);
+    call(&s);
+    CUDA(cudaMemcpy(s.indices + 64 + 20, &bad_slot, sizeof bad_slot, cudaMemcpyHostToDevice));
+    call(&s); /* beyond the length */
+    CUDA(cudaMemcpy(s.indices + 64 + 19, &bad_slot, sizeof bad_slot, cudaMemcpyHostToDevice));
+    expect_fault(&s, "indices: element 83 is 131072, out of range");
+    set_lengths(&s, (int32_t[]){65, 20});
+    expect_fault(&s, "indices: element 83 is 131072, out of range"); /* before topk_length in the order of kinds */
+    discard(&s);
+    fmla_context_destroy(context);
+}
+
 static void c070_current_device_is_left_alone(void)
 {
     int count = 0, before, after;
@@ -321,12 +403,14 @@ static void c070_current_device_is_left_alone(void)
 
 int main(void)
 {
-    const int32_t profiles[] = {0, 99, 163};
+    /* The best kernels, then the portable ones with each amount of shared memory. */
+    const int32_t profiles[] = {0, 0, 99, 163}, kernels[] = {0, 1, 1, 1};
     for (size_t i = 0; i < sizeof profiles / sizeof profiles[0]; i++) {
         fmla_context_config config = FMLA_CONTEXT_CONFIG_INIT;
         fmla_context *context = NULL;
         config.device = FMLA_DEVICE_CUDA;
         config.cuda_profile_kib = profiles[i];
+        config.cuda_kernels = kernels[i];
         fmla_status status = fmla_context_create(&config, &context);
         if (status == FMLA_ERROR_NO_BACKEND || status == FMLA_ERROR_NO_DEVICE) {
             fprintf(stderr, "skipped: %s\n", fmla_last_create_error());
@@ -340,8 +424,10 @@ int main(void)
         c063_padded_requests(context);
         c067_workspace_holds_garbage(context);
         c060_graph_eager_graph(context);
+        c078_long_runs(context);
         fmla_context_destroy(context);
     }
+    flashmla_check_reports();
     c070_current_device_is_left_alone();
     printf("graphs: %d failures\n", failures);
     return failures > 0;

@@ -371,7 +371,7 @@ int cmd_check(int argc, char **argv)
     if (status == CLI_OK && !o.only_ids) {
         status = make_list(&o, &list);
     }
-    if (status == CLI_OK && !o.only_ids && list.count == 0) {
+    if (status == CLI_OK && !o.only_ids && list.count == 0 && o.shares == 1) {
         status = cli_error("check: no case matches");
     } else if (status == CLI_OK && o.list) {
         for (size_t i = 0; i < list.count; i++) {
