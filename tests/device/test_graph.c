@@ -146,9 +146,16 @@ static void discard(setup *s)
     CUDA(cudaStreamDestroy(s->stream));
 }
 
+/* To the device, there when this returns: copies and fills are not in the order of the streams of the tests. */
+static void put(void *to, const void *from, size_t size)
+{
+    CUDA(cudaMemcpy(to, from, size, cudaMemcpyHostToDevice));
+    CUDA(cudaDeviceSynchronize());
+}
+
 static void set_lengths(const setup *s, const int32_t *lengths)
 {
-    CUDA(cudaMemcpy(s->lengths, lengths, (size_t)s->batch * sizeof *lengths, cudaMemcpyHostToDevice));
+    put(s->lengths, lengths, (size_t)s->batch * sizeof *lengths);
 }
 
 /* Random slots, some of them invalid. */
@@ -160,7 +167,7 @@ static void set_indices(const setup *s)
         random_state = random_state * 1664525u + 1013904223u;
         host[i] = random_state >> 28 == 0 ? -1 : (int32_t)((random_state >> 4) % (POOL_PAGES * PAGE));
     }
-    CUDA(cudaMemcpy(s->indices, host, count * sizeof *host, cudaMemcpyHostToDevice));
+    put(s->indices, host, count * sizeof *host);
     free(host);
 }
 
@@ -192,6 +199,7 @@ static uint8_t *results(const setup *s)
     CUDA(cudaMemcpy(host + s->out_size, s->lse, s->lse_size, cudaMemcpyDeviceToHost));
     CUDA(cudaMemset(s->out, 0xFF, s->out_size));
     CUDA(cudaMemset(s->lse, 0xFF, s->lse_size));
+    CUDA(cudaDeviceSynchronize());
     return host;
 }
 
@@ -262,6 +270,7 @@ static void c067_workspace_holds_garbage(fmla_context *context)
     cudaGraphExec_t exec = capture(&s);
     if (s.workspace) {
         CUDA(cudaMemset(s.workspace, 0xFF, s.workspace_size));
+        CUDA(cudaDeviceSynchronize());
     }
     compare(&s, exec, "C067: workspace filled with 0xFF");
     CUDA(cudaGraphExecDestroy(exec));
@@ -350,8 +359,8 @@ static void flashmla_check_reports(void)
     set_lengths(&s, (int32_t[]){100, 5000, -7});
     expect_fault(&s, "cache_seqlens: element 2 is -7, out of range");
     set_lengths(&s, (int32_t[]){100, 5000, 64});
-    CUDA(cudaMemcpy(s.table + MAX_PAGES + 3, &bad_page, sizeof bad_page, cudaMemcpyHostToDevice));
-    CUDA(cudaMemcpy(s.table + 2 * MAX_PAGES + 1, &bad_page, sizeof bad_page, cudaMemcpyHostToDevice));
+    put(s.table + MAX_PAGES + 3, &bad_page, sizeof bad_page);
+    put(s.table + 2 * MAX_PAGES + 1, &bad_page, sizeof bad_page);
     expect_fault(&s, "block_table: element 1603 is 2048, out of range");
     cudaGraphExec_t exec = capture(&s);
     CUDA(cudaGraphExecDestroy(exec));
@@ -363,9 +372,9 @@ static void flashmla_check_reports(void)
     set_lengths(&s, (int32_t[]){64, 20});
     set_indices(&s);
     call(&s);
-    CUDA(cudaMemcpy(s.indices + 64 + 20, &bad_slot, sizeof bad_slot, cudaMemcpyHostToDevice));
+    put(s.indices + 64 + 20, &bad_slot, sizeof bad_slot);
     call(&s); /* beyond the length */
-    CUDA(cudaMemcpy(s.indices + 64 + 19, &bad_slot, sizeof bad_slot, cudaMemcpyHostToDevice));
+    put(s.indices + 64 + 19, &bad_slot, sizeof bad_slot);
     expect_fault(&s, "indices: element 83 is 131072, out of range");
     set_lengths(&s, (int32_t[]){65, 20});
     expect_fault(&s, "indices: element 83 is 131072, out of range"); /* before topk_length in the order of kinds */

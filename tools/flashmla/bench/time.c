@@ -82,6 +82,9 @@ fmla_status bench_measure(engine *e, bench_device *device, memory *m, fmla_opera
     memset(time, 0, sizeof *time);
     fmla_status status = engine_bind(e, m, op, args, &bound);
     if (device != NULL && status == FMLA_OK) {
+        status = engine_wait(e, m); /* copies there are not in the order of the device's stream */
+    }
+    if (device != NULL && status == FMLA_OK) {
         device_call call = {e, op, &bound};
         return measure_on_device(device, &call, runs, time);
     }

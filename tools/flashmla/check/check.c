@@ -30,7 +30,7 @@ static const char usage[] =
     "  --operation NAME    only this operation (dense_decode, sparse_decode, sparse_prefill, ...)\n"
     "  --format NAME       only cases with this KV format as main or extra cache\n"
     "  --cases SET         quick (default), all, or full (for a GPU)\n"
-    "  --share K/N         of the cases every N-th, from the K-th (1 to N): N shares are the whole\n"
+    "  --share K/N         the K-th of N parts (K of 1 to N) into which the cases are dealt at random\n"
     "  --case TEXT         one case, as a failure prints it\n"
     "  --ids[=C001,C003]   instead of cases: the faults of tests/cases.md, all or some (all cases run them too)\n"
     "  --seed N            other random numbers; default 1\n"
@@ -153,9 +153,10 @@ static int make_list(const check_options *o, case_list *list)
     }
     cases_make(list, o->set, o->operation, (uint64_t)o->seed);
     size_t kept = 0;
-    size_t shares = (size_t)o->shares;
     for (size_t i = 0; i < list->count; i++) {
-        if (i % shares != (size_t)o->share - 1) {
+        rng r; /* a period of the list must not fall together with the number of shares */
+        rng_seed(&r, i);
+        if (o->shares > 1 && rng_below(&r, o->shares) != o->share - 1) {
             continue;
         }
         if (o->format == 0 || list->cases[i].format == o->format || list->cases[i].extra == o->format) {

@@ -11,7 +11,7 @@
 #include "check/check.h"
 #include "problem/numbers.h"
 
-#define WHOLE_HEAD 4    /* budgets that one whole head may cost */
+#define WHOLE_HEAD 2e9  /* multiplications that one whole head may cost */
 #define MAKER_MAX  1e9  /* multiplications that the oracle is asked for in preparing backward */
 #define ROWS_MIN   6
 #define ROWS_MAX   96
@@ -77,6 +77,38 @@ static verdict finish(checker *k, const problem *p, const comparison *c, const c
     return compare_end(c, why, sizeof why) == 0 ? VERDICT_PASSED : check_fail(k, "%s%s", name, why);
 }
 
+/* What is compared: forward: lse, out; backward: dq, dk, dv. Single rows are summed up before they are judged. */
+typedef struct sums {
+    comparison of[3];
+} sums;
+
+static void sums_begin(checker *k, const problem *p, sums *s)
+{
+    bool backward = p->c.op == FMLA_OP_MHA_BACKWARD;
+    /* The published kernels have no backward for grouped heads, whose gradients are sums over the group. */
+    int theirs = published_applies(&p->c) && (!backward || p->c.h_q == p->c.h_kv);
+    if (!backward) {
+        compare_begin(&s->of[0], QUANTITY_LSE, k->class, FMLA_F32, FMLA_OP_MHA_FORWARD, theirs);
+        compare_begin(&s->of[1], QUANTITY_OUT, k->class, p->out.dtype, FMLA_OP_MHA_FORWARD, theirs);
+        return;
+    }
+    const fmla_tensor *gradients[] = {&p->dq, &p->dk, &p->dv};
+    for (int i = 0; i < 3; i++) {
+        compare_begin(&s->of[i], QUANTITY_GRADIENT, k->class, gradients[i]->dtype, FMLA_OP_MHA_BACKWARD, theirs);
+    }
+}
+
+static verdict sums_finish(checker *k, const problem *p, const sums *s)
+{
+    static const char *const names[] = {"dq: ", "dk: ", "dv: "};
+    bool backward = p->c.op == FMLA_OP_MHA_BACKWARD;
+    verdict v = VERDICT_PASSED;
+    for (int i = 0; i < (backward ? 3 : 2) && v == VERDICT_PASSED; i++) {
+        v = finish(k, p, &s->of[i], backward ? names[i] : "");
+    }
+    return v;
+}
+
 /* Kept between tests of one reference: memory of the oracle's results. */
 typedef struct truth {
     memory mem;
@@ -103,27 +135,22 @@ static fmla_status oracle_forward(checker *k, const problem *p, int64_t kv_head,
     return engine_run(&k->oracle, &t->mem, FMLA_OP_MHA_FORWARD, &t->args);
 }
 
-static verdict compare_forward(checker *k, const problem *p, int64_t kv_head, const piece *part, const truth *t)
+static void compare_forward(const problem *p, int64_t kv_head, const piece *part, const truth *t, sums *s)
 {
     const fmla_mha_forward_args *f = &t->args.mha_forward;
     int64_t group = p->c.h_q / p->c.h_kv;
-    comparison out, lse;
-    compare_begin(&out, QUANTITY_OUT, k->class, p->out.dtype, FMLA_OP_MHA_FORWARD, published_applies(&p->c));
-    compare_begin(&lse, QUANTITY_LSE, k->class, FMLA_F32, FMLA_OP_MHA_FORWARD, published_applies(&p->c));
     for (int64_t i = 0; i < f->q.shape[0]; i++) {
         for (int64_t g = 0; g < group; g++) {
             int64_t h = kv_head * group + g, row = i + (part->whole ? 0 : part->q);
             double L = tensor_get(&f->abs_logit, i, g, 0, 0);
             L = isfinite(L) ? L : 0;
-            compare_add(&lse, tensor_get(&p->lse, row, h, 0, 0), tensor_get(&f->lse, i, g, 0, 0), 0, L, row, h);
+            compare_add(&s->of[0], tensor_get(&p->lse, row, h, 0, 0), tensor_get(&f->lse, i, g, 0, 0), 0, L, row, h);
             for (int64_t d = 0; d < p->c.d_v; d++) {
-                compare_add(&out, tensor_get(&p->out, row, h, d, 0), tensor_get(&f->out, i, g, d, 0),
+                compare_add(&s->of[1], tensor_get(&p->out, row, h, d, 0), tensor_get(&f->out, i, g, d, 0),
                             tensor_get(&f->abs_out, i, g, d, 0), L, row, h);
             }
         }
     }
-    verdict v = finish(k, p, &lse, "");
-    return v == VERDICT_PASSED ? finish(k, p, &out, "") : v;
 }
 
 static fmla_status oracle_backward(checker *k, const problem *p, int64_t kv_head, const piece *part, truth *t)
@@ -152,12 +179,8 @@ static fmla_status oracle_backward(checker *k, const problem *p, int64_t kv_head
 
 /* Rows from `row` and heads from `first` of an answer. */
 static verdict compare_gradient(checker *k, const problem *p, const fmla_tensor *answer, const fmla_tensor *exact,
-                                int64_t row, int64_t first, const char *name)
+                                int64_t row, int64_t first, comparison *c)
 {
-    comparison c;
-    /* The published kernels have no backward for grouped heads, whose gradients are sums over the group. */
-    int theirs = published_applies(&p->c) && p->c.h_q == p->c.h_kv;
-    compare_begin(&c, QUANTITY_GRADIENT, k->class, answer->dtype, FMLA_OP_MHA_BACKWARD, theirs);
     for (int64_t t = 0; t < exact->shape[0]; t++) {
         bool lonely = answer == &p->dq && no_keys(p, row + t);
         for (int64_t g = 0; g < exact->shape[1]; g++) {
@@ -166,40 +189,44 @@ static verdict compare_gradient(checker *k, const problem *p, const fmla_tensor 
                 if (lonely && x != 0) {
                     return check_fail(k, "dq of query token %lld, which sees no key, is %g", (long long)(row + t), x);
                 }
-                compare_add(&c, x, tensor_get(exact, t, g, d, 0), 0, 0, row + t, first + g);
+                compare_add(c, x, tensor_get(exact, t, g, d, 0), 0, 0, row + t, first + g);
             }
         }
     }
-    return finish(k, p, &c, name);
+    return VERDICT_PASSED;
 }
 
 /* dq of the queries and dk and dv of the keys of a piece; of a row alone only its own are whole sums. */
-static verdict compare_backward(checker *k, const problem *p, int64_t kv_head, const piece *part, const truth *t)
+static verdict compare_backward(checker *k, const problem *p, int64_t kv_head, const piece *part, const truth *t,
+                                sums *s)
 {
     const fmla_mha_backward_args *b = &t->args.mha_backward;
     int64_t group = p->c.h_q / p->c.h_kv, q = part->whole ? 0 : part->q, kv = part->whole ? 0 : part->kv;
     bool of_query = part->whole || part->q_count == 1, of_key = part->whole || !of_query;
     verdict v = VERDICT_PASSED;
     if (of_query) {
-        v = compare_gradient(k, p, &p->dq, &b->dq, q, kv_head * group, "dq: ");
+        v = compare_gradient(k, p, &p->dq, &b->dq, q, kv_head * group, &s->of[0]);
     }
     if (v == VERDICT_PASSED && of_key) {
-        v = compare_gradient(k, p, &p->dk, &b->dk, kv, kv_head, "dk: ");
+        v = compare_gradient(k, p, &p->dk, &b->dk, kv, kv_head, &s->of[1]);
     }
-    return v == VERDICT_PASSED && of_key ? compare_gradient(k, p, &p->dv, &b->dv, kv, kv_head, "dv: ") : v;
+    return v == VERDICT_PASSED && of_key ? compare_gradient(k, p, &p->dv, &b->dv, kv, kv_head, &s->of[2]) : v;
 }
 
-static verdict check_piece(checker *k, const problem *p, int64_t kv_head, const piece *part)
+static verdict check_piece(checker *k, const problem *p, int64_t kv_head, const piece *part, sums *s)
 {
     bool backward = p->c.op == FMLA_OP_MHA_BACKWARD;
     truth t = {0};
-    verdict v = VERDICT_BROKEN;
+    verdict v = VERDICT_PASSED;
     fmla_status status =
         backward ? oracle_backward(k, p, kv_head, part, &t) : oracle_forward(k, p, kv_head, part, &t);
     if (status != FMLA_OK) {
         cli_status(k->oracle.context, status, "reference");
+        v = VERDICT_BROKEN;
+    } else if (backward) {
+        v = compare_backward(k, p, kv_head, part, &t, s);
     } else {
-        v = backward ? compare_backward(k, p, kv_head, part, &t) : compare_forward(k, p, kv_head, part, &t);
+        compare_forward(p, kv_head, part, &t, s);
     }
     memory_free(&t.mem);
     return v;
@@ -234,7 +261,9 @@ static verdict check_rows(checker *k, const problem *p)
     bool backward = p->c.op == FMLA_OP_MHA_BACKWARD;
     double spent = 0, width = (double)(p->c.h_q / p->c.h_kv) * (double)(p->c.d_qk + p->c.d_v) * (backward ? 2 : 1);
     verdict v = VERDICT_PASSED;
+    sums s;
     rng r;
+    sums_begin(k, p, &s);
     rng_seed(&r, (uint64_t)p->c.seed + 78);
     for (int n = 0; n < ROWS_MAX && v == VERDICT_PASSED && (n < ROWS_MIN || spent < k->budget); n++) {
         int64_t i = rng_below(&r, p->batch), head = rng_below(&r, p->c.h_kv);
@@ -245,11 +274,11 @@ static verdict check_rows(checker *k, const problem *p)
         }
         piece part = row_piece(p, i, n < 4 ? rows - 1 : rng_below(&r, rows), of_key); /* first: the longest */
         if (part.q_count != 1 || !of_key) { /* a key that one query sees would be taken for a query */
-            v = check_piece(k, p, head, &part);
+            v = check_piece(k, p, head, &part, &s);
         }
         spent += width * (double)part.q_count * (double)part.kv_count;
     }
-    return v;
+    return v == VERDICT_PASSED ? sums_finish(k, p, &s) : v;
 }
 
 /* Triples of query, key and dimension of one KV head. */
@@ -266,12 +295,15 @@ verdict check_mha_outputs(checker *k, const problem *p)
     double cost = head_cost(&p->c);
     int64_t heads = (int64_t)(k->budget / (cost + 1));
     heads = heads < 1 ? 1 : heads > p->c.h_kv ? p->c.h_kv : heads;
-    if (cost > WHOLE_HEAD * k->budget) {
+    if (cost > WHOLE_HEAD) {
         return check_rows(k, p);
     }
     verdict v = VERDICT_PASSED;
     for (int64_t h = p->c.h_kv - heads; h < p->c.h_kv && v == VERDICT_PASSED; h++) {
-        v = check_piece(k, p, h, &whole);
+        sums s;
+        sums_begin(k, p, &s);
+        v = check_piece(k, p, h, &whole, &s);
+        v = v == VERDICT_PASSED ? sums_finish(k, p, &s) : v;
     }
     return v;
 }

@@ -83,9 +83,8 @@ verdict check_run(checker *k, engine *e, problem *p, const any_args *args, uint8
         memcpy(copy, b->host, b->size);
         tensor_fill(outputs[i], POISON_BYTE);
         clean = outputs[i] != &p->out_scale || p->tokens == 0 || scale_padding_is_zero(outputs[i]);
-        for (size_t j = 0; j < b->size && clean; j++) {
-            clean = b->host[j] == POISON_BYTE;
-        }
+        const uint8_t *left = b->host; /* all poison: the first byte is, and each is like the one before it */
+        clean = clean && (b->size == 0 || (left[0] == POISON_BYTE && memcmp(left, left + 1, b->size - 1) == 0));
         memcpy(b->host, copy, b->size);
         free(copy);
     }

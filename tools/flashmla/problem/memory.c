@@ -102,6 +102,19 @@ int memory_intact(const memory *m)
 static uint64_t hash_bytes(uint64_t hash, const uint8_t *p, size_t n)
 {
     size_t i = 0;
+    uint64_t lanes[4] = {hash, hash + 1, hash + 2, hash + 3};
+    for (; i + 32 <= n; i += 32) { /* four at a time: a product takes some cycles */
+        uint64_t words[4];
+        memcpy(words, p + i, 32);
+        for (int j = 0; j < 4; j++) {
+            lanes[j] = (lanes[j] ^ words[j]) * 0x9E3779B97F4A7C15u;
+            lanes[j] ^= lanes[j] >> 29;
+        }
+    }
+    for (int j = 0; j < 4; j++) {
+        hash = (hash ^ lanes[j]) * 0x9E3779B97F4A7C15u;
+        hash ^= hash >> 29;
+    }
     for (; i + 8 <= n; i += 8) {
         uint64_t word;
         memcpy(&word, p + i, 8);

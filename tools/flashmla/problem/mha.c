@@ -32,14 +32,20 @@ static fmla_tensor random_tensor(problem *p, rng *r, int64_t tokens, int64_t hea
 {
     fmla_dtype dtype = (fmla_dtype)p->c.dtype;
     fmla_tensor t = memory_tensor_4(&p->mem, dtype, 3, tokens, heads, d, 0, (int)p->c.pad, 0xFF);
+    row_bank bank = bank_make(r, dtype, tokens * heads, d, factor, 4);
     for (int64_t i = 0; i < tokens; i++) {
         for (int64_t h = 0; h < heads; h++) {
             int64_t at = tensor_offset(&t, i, h, 0, 0);
+            if (bank.numbers != NULL) {
+                bank_take(&bank, r, (uint16_t *)t.data + at, d);
+                continue;
+            }
             for (int64_t j = 0; j < d; j++) {
                 number_set(t.data, dtype, at + j, rng_normal(r) * factor);
             }
         }
     }
+    free(bank.numbers);
     return t;
 }
 

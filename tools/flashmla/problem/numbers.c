@@ -187,6 +187,24 @@ void number_set(void *data, int32_t dtype, int64_t i, double value)
     }
 }
 
+bool numbers_finite(const void *data, int32_t dtype, int64_t n)
+{
+    unsigned bad = 0;
+    if (dtype == FMLA_F32) {
+        const uint32_t *x = data;
+        for (int64_t i = 0; i < n; i++) {
+            bad |= (x[i] & 0x7F800000u) == 0x7F800000u;
+        }
+        return !bad;
+    }
+    const uint16_t *x = data;
+    const uint16_t exponent = dtype == FMLA_BF16 ? 0x7F80 : 0x7C00;
+    for (int64_t i = 0; i < n; i++) {
+        bad |= (x[i] & exponent) == exponent;
+    }
+    return !bad;
+}
+
 int64_t tensor_offset(const fmla_tensor *t, int64_t i0, int64_t i1, int64_t i2, int64_t i3)
 {
     const int64_t index[4] = {i0, i1, i2, i3};

@@ -7,6 +7,7 @@
 #define FLASHMLA_TOOL_PROBLEM_NUMBERS_H
 
 #include <flashmla/flashmla.h>
+#include <stdbool.h>
 
 uint16_t bf16_bits(float x); /* nearest even */
 uint16_t f16_bits(float x);
@@ -20,6 +21,9 @@ uint8_t cast_group(const double *x, int n, double *back);
 /* Element i of a run of numbers, in elements of dtype. */
 double number_get(const void *data, int32_t dtype, int64_t i);
 void number_set(void *data, int32_t dtype, int64_t i, double value);
+
+/* Are n numbers of bf16, fp16 or fp32 all finite? */
+bool numbers_finite(const void *data, int32_t dtype, int64_t n);
 
 /* x rounded to dtype. */
 double number_round(int32_t dtype, double x);

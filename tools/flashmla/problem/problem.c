@@ -56,6 +56,29 @@ static void lay_tokens(problem *p, rng *r)
     }
 }
 
+#define BANK_LEAST ((int64_t)8 << 20)
+#define BANK_SIZE  ((int64_t)1 << 20)
+
+row_bank bank_make(rng *r, fmla_dtype dtype, int64_t rows, int64_t width, double factor, double limit)
+{
+    row_bank bank = {0};
+    if (rows * width < BANK_LEAST || fmla_dtype_size(dtype) != 2 || width > BANK_SIZE / 2) {
+        return bank;
+    }
+    bank.numbers = xmalloc((size_t)BANK_SIZE * 2);
+    for (int64_t i = 0; i < BANK_SIZE; i++) {
+        double x = rng_normal(r);
+        x = x > limit ? limit : x < -limit ? -limit : x;
+        number_set(bank.numbers, dtype, i, x * factor);
+    }
+    return bank;
+}
+
+void bank_take(const row_bank *bank, rng *r, uint16_t *row, int64_t width)
+{
+    memcpy(row, bank->numbers + rng_below(r, BANK_SIZE - width), (size_t)width * 2);
+}
+
 static void make_q(problem *p, rng *r)
 {
     const test_case *c = &p->c;
@@ -74,10 +97,18 @@ static void make_q(problem *p, rng *r)
     for (int64_t j = 0; j < c->d_qk && c->data == DATA_SHIFTED; j++) {
         offset[j] = (rng_uniform(&shift) - 0.5) * 600;
     }
+    row_bank bank = {0};
+    if (c->data != DATA_SHIFTED) {
+        bank = bank_make(r, dtype, p->tokens * c->h_q, c->d_qk, factor, 1);
+    }
     for (int64_t t = 0; t < p->tokens; t++) {
         for (int64_t h = 0; h < c->h_q; h++) {
             int64_t at =
                 batched ? tensor_offset(&p->q, p->request[t], p->inner[t], h, 0) : tensor_offset(&p->q, t, h, 0, 0);
+            if (bank.numbers != NULL) {
+                bank_take(&bank, r, (uint16_t *)p->q.data + at, c->d_qk);
+                continue;
+            }
             for (int64_t j = 0; j < c->d_qk; j++) {
                 double x = rng_normal(r);
                 x = x > 1 ? 1 : x < -1 ? -1 : x;
@@ -86,6 +117,7 @@ static void make_q(problem *p, rng *r)
         }
     }
     free(offset);
+    free(bank.numbers);
 }
 
 static void make_sink(problem *p, rng *r)

@@ -85,6 +85,14 @@ int64_t problem_lse_offset(const problem *p, const fmla_tensor *t, int64_t token
 void scope_repage(problem *p, const scope *from, int64_t page, uint8_t fill, uint64_t seed, scope *s);
 void scope_free(scope *s);
 
+/* Large tensors: rows are cut from a million random numbers of 16 bits, each at an offset of its own. numbers is NULL
+ * (and the caller's rows are drawn one by one) where the tensor is small; the caller frees it. */
+typedef struct row_bank {
+    uint16_t *numbers;
+} row_bank;
+row_bank bank_make(rng *r, fmla_dtype dtype, int64_t rows, int64_t width, double factor, double limit);
+void bank_take(const row_bank *bank, rng *r, uint16_t *row, int64_t width);
+
 /* Parts of problem_build in other files. */
 int scope_build(problem *p, scope *s, rng *r, engine *maker, bool is_extra);
 void problem_build_fused(problem *p, rng *r);
