@@ -235,7 +235,7 @@ static int run_demo(const cli_options *options)
     }
     for (int i = 0; i < ROWS && status == CLI_OK; i++) {
         test_case c;
-        demo_result result;
+        demo_result result = {0};
         cli_progress("%d/%d %s", i + 1, ROWS, rows[i].text);
         status = complete_case(&rows[i], heads, &c);
         if (status == CLI_OK) {

@@ -113,7 +113,7 @@ static fmla_status small_call(engine *e, int64_t rows, double *microseconds)
 {
     enum { SAMPLES = 101, CALLS = 200, ROWS = 512 };
     static int32_t positions[ROWS], indices[ROWS], table[ROWS];
-    double samples[SAMPLES];
+    double samples[SAMPLES] = {0};
     fmla_indices_convert_args args = FMLA_INDICES_CONVERT_ARGS_INIT;
     fmla_status status = FMLA_OK;
     args.page_size = 64;
