@@ -6,6 +6,8 @@ cd "$(dirname "$0")/.."
 
 python3 scripts/house.py
 
+python3 scripts/benchmarks.py --check
+
 echo "cppcheck"
 cppcheck --quiet --error-exitcode=1 --std=c11 --inline-suppr --enable=warning,portability \
     --suppressions-list=scripts/cppcheck.suppress \

@@ -1,0 +1,146 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Draws the GPU tables of docs/benchmarks.md from bench/results/<device>/*.json, so that no figure is typed by hand.
+
+A table stands between "<!-- begin NAME -->" and "<!-- end NAME -->". benchmarks.py rewrites the tables, benchmarks.py --check
+fails if one is not what the results say. A result file is what `flashmla bench --json` wrote ("records", with the limits of
+the same run); of two files that hold a shape the newer counts. published.json in the folder holds other people's figures.
+"""
+import json
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs/benchmarks.md"
+
+
+def runs(device):
+    """Runs of a device, oldest first."""
+    found = []
+    for path in sorted((ROOT / "bench/results" / device).glob("*.json")):
+        tree = json.loads(path.read_text())
+        if path.name != "published.json" and "records" in tree:
+            found.append((tree.get("date", ""), path.name, tree))
+    return [tree for _, _, tree in sorted(found, key=lambda run: run[:2])]
+
+
+def newest(device):
+    """(kernels, profile in KiB) -> shape's name -> record with its run's date."""
+    sets = {}
+    for tree in runs(device):
+        records = sets.setdefault((tree.get("kernels", "best"), int(tree.get("profile_kib", 0))), {})
+        for record in tree["records"]:
+            records[record["name"]] = dict(record, date=tree.get("date", ""))
+    return sets
+
+
+def published(device):
+    path = ROOT / "bench/results" / device / "published.json"
+    if not path.is_file():
+        return {}, {}
+    tree = json.loads(path.read_text())
+    return tree["limit"], {record["name"]: record for record in tree["records"]}
+
+
+def cell(value, digits=0, unit=""):
+    return "" if value is None else f"{value:.{digits}f}{unit}"
+
+
+def share(value, limit):
+    return 100 * value / limit if value and limit else None
+
+
+def short(name):
+    return name.split("/", 1)[1].replace("_", "\\_") if "/" in name else name
+
+
+def table(head, rows):
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return lines + ["| " + " | ".join(row) + " |" for row in rows]
+
+
+def compared(device, files):
+    """Best kernels against the portable ones and against published figures, each as a share of its own run's limits."""
+    sets = newest(device)
+    best, portable = sets.get(("best", 0), {}), sets.get(("portable", 0), {})
+    limit, others = published(device)
+    rows = []
+    for name in list(best) + [n for n in portable if n not in best]:
+        if not name.startswith(files):
+            continue
+        record = best.get(name) or portable[name]
+        slow, other, own = portable.get(name), others.get(name, {}), record["limit"]
+        ours, theirs = share(record["tflops"], own["tflops"]), share(other.get("tflops"), limit.get("tflops"))
+        if theirs is None and other.get("us"):
+            theirs = ours and ours * record["time_us"]["median"] / other["us"] * own["tflops"] / limit["tflops"]
+        rows.append([
+            short(name), cell(record["time_us"]["median"], 1), cell(record["tflops"]), cell(ours, 0, " %"),
+            cell(record["gbps"]), cell(share(record["gbps"], own["gbps"]), 0, " %"),
+            cell(slow and slow["tflops"]), cell(slow and slow["gbps"]), cell(other.get("us"), 1),
+            cell(other.get("tflops")), cell(ours / theirs if ours and theirs else None, 2),
+        ])
+    if not rows:
+        return ["No results yet."]
+    return table(["shape", "us", "TFLOPS", "of GEMM", "GB/s", "of copy", "portable TFLOPS", "portable GB/s",
+                  "published us", "published TFLOPS", "ratio of shares"], rows)
+
+
+def latency(device):
+    rows = []
+    for name, record in newest(device).get(("best", 0), {}).items():
+        time = record["time_us"]
+        if "graph" in time and time["median"] < 200:
+            rows.append([short(name), cell(time["median"], 1), cell(time["graph"], 1), cell(time["steady"], 1)])
+    if not rows:
+        return ["No results yet."]
+    return table(["shape", "us", "in a graph", "one of many in a graph, warm"], rows)
+
+
+def profiles(device):
+    sets = newest(device)
+    kinds = sorted(kind for kind in sets if kind[1])
+    names = [name for kind in kinds for name in sets[kind]]
+    rows = [[short(name)] + [cell(sets[kind].get(name, {}).get("tflops")) for kind in kinds]
+            for name in dict.fromkeys(names)]
+    if not rows:
+        return ["No results yet."]
+    return table(["shape, TFLOPS"] + [f"{kernels}, {kib} KiB" for kernels, kib in kinds], rows)
+
+
+def limits(device):
+    rows = [[tree.get("date", ""), tree.get("device", ""), tree.get("kernels", "best"), str(tree.get("profile_kib", 0) or "all"),
+             cell(tree["peaks"][0]["gemm_bf16_tflops"]), cell(tree["peaks"][0]["copy_gbps"])]
+            for tree in runs(device) if tree.get("peaks") and "gemm_bf16_tflops" in tree["peaks"][0]]
+    if not rows:
+        return ["No results yet."]
+    return table(["date", "device", "kernels", "KiB a block", "GEMM TFLOPS", "copy GB/s"], rows)
+
+
+TABLES = {
+    "h200 limits": lambda: limits("h200"),
+    "h200 goals": lambda: compared("h200", "gpu_goals/"),
+    "h200 shapes": lambda: compared("h200", ("dense_decode/", "sparse_decode/", "sparse_prefill/", "fused/", "mha/")),
+    "h200 latency": lambda: latency("h200"),
+    "h200 profiles": lambda: profiles("h200"),
+}
+
+
+def main():
+    text = PAGE.read_text()
+
+    def drawn(match):
+        return "\n".join([match.group(1), ""] + TABLES[match.group(2)]() + ["", match.group(3)])
+
+    pattern = re.compile(r"(<!-- begin (.*?) -->).*?(<!-- end \2 -->)", re.S)
+    new = pattern.sub(drawn, text)
+    if sys.argv[1:] == ["--check"]:
+        if new != text:
+            print("docs/benchmarks.md: its tables are not those of bench/results; scripts/benchmarks.py draws them")
+        return new != text
+    PAGE.write_text(new)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
