@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: MIT
 """Draws the GPU tables of docs/benchmarks.md from bench/results/<device>/*.json, so that no figure is typed by hand.
 
-A table stands between "<!-- begin NAME -->" and "<!-- end NAME -->". benchmarks.py rewrites the tables, benchmarks.py --check
-fails if one is not what the results say. A result file is what `flashmla bench --json` wrote ("records", with the limits of
-the same run); of two files that hold a shape the newer counts. published.json in the folder holds other people's figures.
+A table stands between "<!-- begin NAME -->" and "<!-- end NAME -->". benchmarks.py rewrites the tables, benchmarks.py
+--check fails if one is not what the results say. A result file is what `flashmla bench --json` wrote ("records", with the
+limits of the same run); of two files that hold a shape the newer counts. published.json in the folder holds other
+people's figures.
 """
 import json
 import pathlib
@@ -60,8 +61,22 @@ def table(head, rows):
     return lines + ["| " + " | ".join(row) + " |" for row in rows]
 
 
+def ratio(record, other, limit):
+    """How much faster than the published one, each as a share of its run's limit: the limit that is nearer."""
+    own = record["limit"]
+    shares = {kind: share(record[kind], own[kind]) or 0 for kind in ("gbps", "tflops")}
+    near = max(shares, key=shares.get)
+    if "us" in other:
+        faster = other["us"] / record["time_us"]["median"]
+    elif "tflops" in other:
+        faster = record["tflops"] / other["tflops"]
+    else:
+        return None
+    return faster * limit[near] / own[near] if own[near] else None
+
+
 def compared(device, files):
-    """Best kernels against the portable ones and against published figures, each as a share of its own run's limits."""
+    """Best kernels against the portable ones and against published figures, as shares of each run's own limits."""
     sets = newest(device)
     best, portable = sets.get(("best", 0), {}), sets.get(("portable", 0), {})
     limit, others = published(device)
@@ -71,14 +86,12 @@ def compared(device, files):
             continue
         record = best.get(name) or portable[name]
         slow, other, own = portable.get(name), others.get(name, {}), record["limit"]
-        ours, theirs = share(record["tflops"], own["tflops"]), share(other.get("tflops"), limit.get("tflops"))
-        if theirs is None and other.get("us"):
-            theirs = ours and ours * record["time_us"]["median"] / other["us"] * own["tflops"] / limit["tflops"]
+        ours = share(record["tflops"], own["tflops"])
         rows.append([
             short(name), cell(record["time_us"]["median"], 1), cell(record["tflops"]), cell(ours, 0, " %"),
             cell(record["gbps"]), cell(share(record["gbps"], own["gbps"]), 0, " %"),
             cell(slow and slow["tflops"]), cell(slow and slow["gbps"]), cell(other.get("us"), 1),
-            cell(other.get("tflops")), cell(ours / theirs if ours and theirs else None, 2),
+            cell(other.get("tflops")), cell(ratio(record, other, limit), 2),
         ])
     if not rows:
         return ["No results yet."]
@@ -109,8 +122,8 @@ def profiles(device):
 
 
 def limits(device):
-    rows = [[tree.get("date", ""), tree.get("device", ""), tree.get("kernels", "best"), str(tree.get("profile_kib", 0) or "all"),
-             cell(tree["peaks"][0]["gemm_bf16_tflops"]), cell(tree["peaks"][0]["copy_gbps"])]
+    rows = [[tree.get("date", ""), tree.get("device", ""), tree.get("kernels", "best"),
+             str(tree.get("profile_kib", 0) or "all"), cell(tree["peaks"][0]["gemm_bf16_tflops"]), cell(tree["peaks"][0]["copy_gbps"])]
             for tree in runs(device) if tree.get("peaks") and "gemm_bf16_tflops" in tree["peaks"][0]]
     if not rows:
         return ["No results yet."]
