@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: MIT
 """Draws the GPU tables of docs/benchmarks.md from bench/results/<device>/*.json, so that no figure is typed by hand.
 
-A table stands between "<!-- begin NAME -->" and "<!-- end NAME -->". benchmarks.py rewrites the tables, benchmarks.py
---check fails if one is not what the results say. A result file is what `flashmla bench --json` wrote ("records", with the
-limits of the same run); of two files that hold a shape the newer counts. published.json in the folder holds other
-people's figures.
+A table stands between "<!-- begin NAME -->" and "<!-- end NAME -->". benchmarks.py rewrites the tables,
+benchmarks.py --check fails if one is not what the results say. A result file is what `flashmla bench --json` wrote
+("records", with the limits of the same run); of two files that hold a shape the newer counts. published.json in the
+folder holds other people's figures.
 """
 import json
 import pathlib
@@ -122,9 +122,13 @@ def profiles(device):
 
 
 def limits(device):
-    rows = [[tree.get("date", ""), tree.get("device", ""), tree.get("kernels", "best"),
-             str(tree.get("profile_kib", 0) or "all"), cell(tree["peaks"][0]["gemm_bf16_tflops"]), cell(tree["peaks"][0]["copy_gbps"])]
-            for tree in runs(device) if tree.get("peaks") and "gemm_bf16_tflops" in tree["peaks"][0]]
+    rows = []
+    for tree in runs(device):
+        peaks = (tree.get("peaks") or [{}])[0]
+        if "gemm_bf16_tflops" in peaks:
+            rows.append([tree.get("date", ""), tree.get("device", ""), tree.get("kernels", "best"),
+                         str(tree.get("profile_kib", 0) or "all"), cell(peaks["gemm_bf16_tflops"]),
+                         cell(peaks["copy_gbps"])])
     if not rows:
         return ["No results yet."]
     return table(["date", "device", "kernels", "KiB a block", "GEMM TFLOPS", "copy GB/s"], rows)
