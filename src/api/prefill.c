@@ -75,6 +75,7 @@ static void describe(fmlai_checker *c, const fmla_context *context, const void *
     const fmla_prefill_args *a = args;
     fmlai_frame f = {.flat = true, .letters = "s_q", .batch = 1};
     fmlai_check_zero(c, "reserved0", a->reserved0);
+    p->batch_invariant = true; /* there is no switch: prompts are cut into chunks, and rows may not depend on that */
     describe_inputs(c, a, &f, p);
     if (fmlai_failed(c)) {
         return;

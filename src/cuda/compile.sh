@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 # compile.sh <nvcc> <arguments>: compiles, keeps what ptxas says about each kernel beside the object (<object>.resources: kernel,
-# architecture, registers, static shared memory) and fails if a function of ours spills registers or has a stack frame.
+# architecture, registers, static shared memory) and fails if a function of ours spills registers or has a stack frame (C112).
 # FLASH_MLA_SKIP_REG_SPILL_CHECK=1 leaves that check out.
 object=
 previous=

@@ -7,13 +7,13 @@
 #
 #   build      library, program, plugin and tests, for this machine's GPU alone (BUILD_ARCHS names others, "80;90a")
 #   info       what the device is
-#   check      the quick cases of every operation with every set of kernels and every profile of shared memory
+#   check      the quick cases of every operation with every set of kernels and every profile of shared memory (C107, C111)
 #   dense sparse prefill fused mha bytes
 #              the full matrix in slices, cut into shares that run side by side on JOBS processors (default: all of them).
 #              KERNELS=portable or hopper: not the best; SHARE=K/N: the K-th of N parts of a slice that is to be split further
-#   ids        the faults of tests/cases.md; 90 GB of device memory for all of them
+#   ids        the faults of tests/cases.md, with the best kernels and the portable ones (C114); 90 GB of device memory
 #   graph      CUDA graphs, streams, devices, FLASHMLA_CHECK
-#   sanitize   compute-sanitizer over small cases: memcheck, racecheck, synccheck
+#   sanitize   compute-sanitizer over small cases: memcheck, racecheck, synccheck (C078)
 #   python     the Python module on CUDA tensors; needs torch and pytest
 #   bench      shapes of bench/shapes, or those whose name contains SHAPES; PROFILE=99 or 163 and KERNELS as above
 #
@@ -183,7 +183,9 @@ for part in "$@"; do
             together check "full-$operation" --cases full --operation "$operation"
         done
         wait ;;
-    ids) check ids --ids ;;
+    ids)
+        check ids --ids
+        check ids-portable --ids --kernels portable ;;
     graph) note graph "$graph_test" ;;
     sanitize) part_sanitize ;;
     python) part_python ;;

@@ -32,11 +32,11 @@ bool case_is_mqa(const test_case *c)
 static void lay_tokens(problem *p, rng *r)
 {
     const test_case *c = &p->c;
-    p->batch = case_is_prefill(c) ? 1 : c->op == FMLA_OP_FUSED_DECODE ? c->b * c->s_q : c->b;
+    p->batch = case_is_prefill(c) ? 1 : c->b;
     p->n_q = xcalloc((size_t)p->batch + 1, sizeof *p->n_q);
     for (int64_t i = 0; i < p->batch; i++) {
         bool any = c->ragged && i < p->batch - 1; /* the last has all */
-        p->n_q[i] = c->op == FMLA_OP_FUSED_DECODE ? 1 : any ? rng_below(r, c->s_q + 1) : c->s_q;
+        p->n_q[i] = any ? rng_below(r, c->s_q + 1) : c->s_q;
         p->tokens += p->n_q[i];
     }
     p->request = xcalloc((size_t)p->tokens + 1, sizeof *p->request);
