@@ -146,7 +146,8 @@ typedef struct fmlac_mha {
     int64_t batch, total_q, total_kv;
     const int32_t *cu_seqlens_q;
     const int32_t *cu_seqlens_kv;
-    int64_t slots; /* row tiles of the whole batch, per head */
+    int64_t slots;   /* row tiles of the whole batch, per head */
+    int64_t section; /* heads whose blocks run together */
     int32_t h_q, h_kv, d_qk, d_v;
     int32_t causal;
     float scale;

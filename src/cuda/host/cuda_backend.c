@@ -80,6 +80,7 @@ static fmla_status read_device(fmlac_state *state, const fmla_context_config *co
     state->capability = capability_of(device);
     state->shared_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     state->shared_processor = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
+    state->l2_bytes = attribute(cudaDevAttrL2CacheSize, device);
     state->dependent_launch = state->capability >= 90;
     if (!built_for(state->capability)) {
         return fmlai_fail(error, FMLA_ERROR_UNSUPPORTED_DEVICE, "device %d has compute capability %d.%d; built: %s",

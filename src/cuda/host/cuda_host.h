@@ -19,6 +19,7 @@ typedef struct fmlac_state {
     int capability;        /* 10 * major + minor */
     int shared_block;      /* bytes of shared memory that a block may have: the device's, or the profile's if smaller */
     int shared_processor;  /* bytes of a multiprocessor */
+    int64_t l2_bytes;
     bool dependent_launch; /* programmatic dependent launch: sm_90 and up */
     bool check;            /* FLASHMLA_CHECK=1 */
     fmlac_report *report;  /* device memory, with check only */

@@ -4,21 +4,51 @@
 
 #include "cuda_host.h"
 
-extern void fmlak_mha_forward_bf16_sm80(void);
-extern void fmlak_mha_forward_f16_sm80(void);
-extern void fmlak_mha_forward_any_sm80(void);
+#define DECLARE(suffix)                                                                                                \
+    extern void fmlak_mha_forward_##suffix##_sm80(void);                                                               \
+    extern void fmlak_mha_keys_##suffix##_sm80(void);                                                                  \
+    extern void fmlak_mha_queries_##suffix##_sm80(void)
+
+DECLARE(any);
+DECLARE(bf16_64);
+DECLARE(bf16_128);
+DECLARE(bf16_192);
+DECLARE(f16_64);
+DECLARE(f16_128);
+DECLARE(f16_192);
 extern void fmlak_mha_delta_sm80(void);
-extern void fmlak_mha_keys_bf16_sm80(void);
-extern void fmlak_mha_keys_f16_sm80(void);
-extern void fmlak_mha_keys_any_sm80(void);
-extern void fmlak_mha_queries_bf16_sm80(void);
-extern void fmlak_mha_queries_f16_sm80(void);
-extern void fmlak_mha_queries_any_sm80(void);
 
 #define FORWARD_ROWS  128
 #define FORWARD_KEYS  64
 #define BACKWARD_ROWS 64
-#define BACKWARD_STEP 32
+#define BACKWARD_STEP 64
+#define STATIC_SHARED 1024 /* at most, of any of the tiled kernels */
+#define BLOCKS_OF_HEAD 4 /* that run at the same time, so that keys from memory serve several */
+
+typedef struct mha_kernel {
+    void (*function)(void);
+    const char *name;
+} mha_kernel;
+
+/* Kernels for rows of at most d_qk and d_v elements. */
+typedef struct mha_kernels {
+    fmla_dtype dtype;
+    int32_t d_qk, d_v;
+    mha_kernel forward, keys, queries;
+} mha_kernels;
+
+#define KERNEL(side, suffix) {fmlak_mha_##side##_##suffix##_sm80, "fmlak_mha_" #side "_" #suffix "_sm80"}
+#define KERNELS(suffix)      KERNEL(forward, suffix), KERNEL(keys, suffix), KERNEL(queries, suffix)
+
+/* Narrowest first. */
+static const mha_kernels TILED[] = {
+    {FMLA_BF16, 64, 64, KERNELS(bf16_64)}, {FMLA_BF16, 128, 128, KERNELS(bf16_128)},
+    {FMLA_BF16, 192, 128, KERNELS(bf16_192)}, {FMLA_F16, 64, 64, KERNELS(f16_64)},
+    {FMLA_F16, 128, 128, KERNELS(f16_128)}, {FMLA_F16, 192, 128, KERNELS(f16_192)},
+};
+
+/* For any width; shared memory is their own affair. */
+static const mha_kernels ANY = {FMLA_DTYPE_NONE, 0, 0, KERNELS(any)};
 
 static void describe(fmlac_mha *to, const fmlai_mha *from)
 {
@@ -52,9 +82,35 @@ static size_t row_bytes(int32_t d)
     return (size_t)(d + 63) / 64 * 128;
 }
 
-static bool has_tiles(const fmlac_mha *p)
+/* The narrowest tiled kernels that take the call, else ANY. Their shared memory: rows of Q and K, rows of V and dO, and
+ * `weights` bytes. */
+static const mha_kernels *choose(const fmlac_state *state, const fmlac_mha *p, fmla_dtype dtype, size_t rows_qk,
+                                 size_t rows_v, size_t weights, size_t *shared)
 {
-    return p->d_qk <= 192 && p->d_v <= 128;
+    for (size_t i = 0; i < sizeof TILED / sizeof *TILED; i++) {
+        const mha_kernels *k = &TILED[i];
+        *shared = rows_qk * row_bytes(k->d_qk) + rows_v * row_bytes(k->d_v) + weights;
+        if (k->dtype == dtype && p->d_qk <= k->d_qk && p->d_v <= k->d_v &&
+            *shared + STATIC_SHARED <= (size_t)state->shared_block) {
+            return k;
+        }
+    }
+    return &ANY;
+}
+
+/*
+ * Heads whose blocks run together. Work is spread best where all do, longest first; but the heads' keys and values should
+ * be shared: in the L2 cache, or, where they are too long for it, by the blocks that run at the same time.
+ */
+static int64_t section_of(const fmlac_state *state, const fmlac_mha *p, bool by_query)
+{
+    int64_t group = by_query ? p->h_q / p->h_kv : 1;
+    int64_t tokens = fmlac_ceil(p->total_kv, p->batch > 0 ? p->batch : 1) + 1;
+    int64_t heads = state->l2_bytes / 2 / (tokens * 2 * (p->d_qk + p->d_v));
+    int64_t shared = 2 * (int64_t)state->processors / (BLOCKS_OF_HEAD * group);
+    heads = heads > shared ? heads : shared;
+    heads = heads < 1 ? 1 : heads > p->h_kv ? p->h_kv : heads;
+    return fmlac_ceil(p->h_kv, fmlac_ceil(p->h_kv, heads)) * group; /* sections alike */
 }
 
 /* Slots for tiles of `rows` tokens of every request. */
@@ -85,29 +141,28 @@ size_t fmlac_mha_forward_workspace(const void *state, const fmlai_mha *p)
     return 0;
 }
 
+static fmlac_launch launch_of(const mha_kernel *kernel, int64_t blocks, size_t shared)
+{
+    return (fmlac_launch){.kernel = (const void *)kernel->function,
+                          .name = kernel->name,
+                          .blocks = blocks,
+                          .threads = 128,
+                          .shared = shared};
+}
+
 fmla_status fmlac_mha_forward(void *opaque, const fmlai_mha *from, const fmlai_call *call)
 {
     const fmlac_state *state = opaque;
     fmlac_mha p;
+    size_t shared;
     describe(&p, from);
-    bool f16 = from->q.dtype == FMLA_F16;
     p.slots = slots_of(p.total_q, FORWARD_ROWS, p.cu_seqlens_q, p.batch);
-    size_t stages = 2 * FORWARD_KEYS * (row_bytes(p.d_qk) + row_bytes(p.d_v));
-    size_t queries = FORWARD_ROWS * row_bytes(p.d_qk);
-    fmlac_launch launch = {
-        .kernel = (const void *)(f16 ? fmlak_mha_forward_f16_sm80 : fmlak_mha_forward_bf16_sm80),
-        .name = f16 ? "fmlak_mha_forward_f16_sm80" : "fmlak_mha_forward_bf16_sm80",
-        .blocks = p.slots * p.h_q,
-        .threads = 256,
-        .shared = stages > queries ? stages : queries,
-    };
-    if (!has_tiles(&p) || launch.shared > (size_t)state->shared_block) {
-        launch = (fmlac_launch){.kernel = (const void *)fmlak_mha_forward_any_sm80,
-                                .name = "fmlak_mha_forward_any_sm80",
-                                .blocks = p.total_q * p.h_q,
-                                .threads = 128,
-                                .shared = (size_t)(p.d_qk + p.d_v) * sizeof(float)};
-    }
+    p.section = section_of(state, &p, true);
+    const mha_kernels *k =
+        choose(state, &p, from->q.dtype, FORWARD_ROWS + FORWARD_KEYS, FORWARD_KEYS, 0, &shared);
+    fmlac_launch launch = k != &ANY ? launch_of(&k->forward, p.slots * p.h_q, shared)
+                                    : launch_of(&k->forward, p.total_q * p.h_q,
+                                                (size_t)(p.d_qk + p.d_v) * sizeof(float));
     return enqueue_sides(state, call, &launch, 1, &p);
 }
 
@@ -124,39 +179,24 @@ fmla_status fmlac_mha_backward(void *opaque, const fmlai_mha *from, const fmlai_
     describe(&p[0], from);
     p[0].delta = call->workspace;
     p[1] = p[2] = p[0];
+    p[1].section = section_of(state, p, false);
+    p[2].section = section_of(state, p, true);
     p[1].slots = slots_of(p->total_kv, BACKWARD_ROWS, p->cu_seqlens_kv, p->batch);
     p[2].slots = slots_of(p->total_q, BACKWARD_ROWS, p->cu_seqlens_q, p->batch);
-    bool f16 = from->q.dtype == FMLA_F16;
-    size_t both = row_bytes(p->d_qk) + row_bytes(p->d_v);
-    size_t shared = (BACKWARD_ROWS + 2 * BACKWARD_STEP) * both;
+    size_t shared, weights = BACKWARD_ROWS * BACKWARD_STEP * 2, floats = (size_t)(p->d_qk + p->d_v);
+    const mha_kernels *k = choose(state, p, from->q.dtype, BACKWARD_ROWS + BACKWARD_STEP, BACKWARD_ROWS + BACKWARD_STEP,
+                                  2 * weights, &shared);
     fmlac_launch launches[3] = {
         {.kernel = (const void *)fmlak_mha_delta_sm80,
          .name = "fmlak_mha_delta_sm80",
          .blocks = fmlac_ceil(p->total_q * p->h_q, 8),
          .threads = 256},
-        {.kernel = (const void *)(f16 ? fmlak_mha_keys_f16_sm80 : fmlak_mha_keys_bf16_sm80),
-         .name = f16 ? "fmlak_mha_keys_f16_sm80" : "fmlak_mha_keys_bf16_sm80",
-         .blocks = p[1].slots * p->h_kv,
-         .threads = 128,
-         .shared = shared + 4 * BACKWARD_STEP * sizeof(float)},
-        {.kernel = (const void *)(f16 ? fmlak_mha_queries_f16_sm80 : fmlak_mha_queries_bf16_sm80),
-         .name = f16 ? "fmlak_mha_queries_f16_sm80" : "fmlak_mha_queries_bf16_sm80",
-         .blocks = p[2].slots * p->h_q,
-         .threads = 128,
-         .shared = shared},
+        launch_of(&k->keys, p[1].slots * p->h_kv, shared),
+        launch_of(&k->queries, p[2].slots * p->h_q, shared - weights),
     };
-    if (!has_tiles(p) || launches[1].shared > (size_t)state->shared_block) {
-        size_t floats = (size_t)(p->d_qk + p->d_v);
-        launches[1] = (fmlac_launch){.kernel = (const void *)fmlak_mha_keys_any_sm80,
-                                     .name = "fmlak_mha_keys_any_sm80",
-                                     .blocks = p->total_kv * p->h_kv,
-                                     .threads = 128,
-                                     .shared = 2 * floats * sizeof(float)};
-        launches[2] = (fmlac_launch){.kernel = (const void *)fmlak_mha_queries_any_sm80,
-                                     .name = "fmlak_mha_queries_any_sm80",
-                                     .blocks = p->total_q * p->h_q,
-                                     .threads = 128,
-                                     .shared = (floats + (size_t)p->d_qk) * sizeof(float)};
+    if (k == &ANY) {
+        launches[1] = launch_of(&k->keys, p->total_kv * p->h_kv, 2 * floats * sizeof(float));
+        launches[2] = launch_of(&k->queries, p->total_q * p->h_q, (floats + (size_t)p->d_qk) * sizeof(float));
     }
     return enqueue_sides(state, call, launches, 3, p);
 }

@@ -19,6 +19,17 @@ PTX_INLINE uint32_t ptx_shared_address(const void *pointer)
     return (uint32_t)__cvta_generic_to_shared(pointer);
 }
 
+/*
+ * threadIdx.x, read anew at every call: an address made from it is made where it is used, instead of holding a register
+ * throughout a loop.
+ */
+PTX_INLINE uint32_t ptx_thread(void)
+{
+    uint32_t x;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+    return x;
+}
+
 PTX_INLINE void ptx_store_shared_u32(uint32_t address, uint32_t x)
 {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");

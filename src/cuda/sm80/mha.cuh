@@ -18,15 +18,22 @@ typedef struct mha_work {
     int32_t head;
 } mha_work;
 
-/* Tiles of `rows` tokens of every request, slot by slot (work.cuh, ragged_slot); false: nothing in this slot. */
+/*
+ * Tiles of `rows` tokens of every request, slot by slot (work.cuh, ragged_slot); false: nothing in this slot. Blocks
+ * come in sections of p.section heads, whose tokens the L2 cache holds while all slots of the section are done. In a
+ * section the slots with most work come first: of a causal request the last queries and the first keys.
+ */
 static __device__ __forceinline__ bool mha_locate(const fmlac_mha &p, bool by_query, int64_t rows, int32_t heads,
                                                   mha_work *w)
 {
     const int32_t *cu = by_query ? p.cu_seqlens_q : p.cu_seqlens_kv;
     int64_t total = by_query ? p.total_q : p.total_kv;
-    int64_t slot = quotient(blockIdx.x, heads);
-    w->head = (int32_t)(blockIdx.x - slot * heads);
-    slot = p.slots - 1 - slot; /* the last rows of a causal request see most keys: they start first */
+    int64_t section = quotient(blockIdx.x, p.slots * p.section);
+    int64_t at = blockIdx.x - section * p.slots * p.section;
+    int64_t left = heads - section * p.section, wide = left < p.section ? left : p.section;
+    int64_t slot = quotient(at, wide);
+    w->head = (int32_t)(section * p.section + at - slot * wide);
+    slot = by_query ? p.slots - 1 - slot : slot;
     w->request = 0;
     if (cu) {
         w->request = ragged_request(cu, p.batch, total, 1, rows, slot);
@@ -44,39 +51,119 @@ static __device__ __forceinline__ int64_t keys_seen(const fmlac_mha &p, const mh
     return p.causal ? clamped(w.count_k - w.count_q + i + 1, 0, w.count_k) : w.count_k;
 }
 
-/* Starts copying rows first .. first + ROWS - 1 (those from `end` on zero) of one head into a tile. */
-template <int ROWS, int WARPS>
-static __device__ __forceinline__ void copy_rows(uint32_t tile, uint32_t row_bytes, const fmlac_packed &x, int32_t head,
-                                                 int64_t first, int64_t end, int32_t d)
+/* copy_tile for rows that no 16-byte copy may read. */
+static __device__ __noinline__ void copy_tile_hard(uint32_t tile, const uint8_t *from, int64_t row_stride, int rows,
+                                                   int left, int blocks, int d)
 {
-    int chunks = row_bytes / 16;
-    for (int i = threadIdx.x; i < ROWS * chunks; i += WARPS * 32) {
-        int r = i / chunks, c = i - r * chunks;
-        const uint8_t *row = (const uint8_t *)x.data + 2 * ((first + r) * x.stride[0] + head * x.stride[1]);
-        uint32_t to = tile + swizzled(r, c, row_bytes);
-        bool there = first + r < end && c * 8 < d;
-        if (x.aligned) {
-            ptx_copy_async_16(to, there ? row + c * 16 : (const uint8_t *)x.data, there ? 16 : 0);
-        } else {
-            copy_plain_hard(to, row + c * 16, there ? d - c * 8 : 0);
+    for (int i = threadIdx.x; i < rows * blocks * 8; i += blockDim.x) {
+        int row = i / (blocks * 8), chunk = i - row * blocks * 8;
+        int count = row < left ? d - chunk * 8 : 0;
+        uint32_t x[4] = {0, 0, 0, 0};
+        for (int e = 0; e < 8; e++) {
+            if (e < count) {
+                x[e / 2] |= bytes_u16(from + row * row_stride + chunk * 16 + 2 * e) << (16 * (e & 1));
+            }
+        }
+        ptx_store_shared_128(tile + swizzled(row, chunk, blocks * 128), x);
+    }
+}
+
+/*
+ * Starts copying ROWS rows of one head into a tile of BLOCKS * 64 columns: `left` of them from token `first` on, the
+ * rest and the columns from d on zero.
+ */
+template <int ROWS, int THREADS, int BLOCKS>
+static __device__ __forceinline__ void copy_tile(uint32_t tile, const fmlac_packed &x, int32_t head, int64_t first,
+                                                 int32_t left, int32_t d)
+{
+    const uint8_t *from = (const uint8_t *)x.data + 2 * (first * x.stride[0] + head * x.stride[1]);
+    if (!x.aligned) {
+        copy_tile_hard(tile, from, 2 * x.stride[0], ROWS, left, BLOCKS, d);
+        return;
+    }
+    int thread = ptx_thread(), row = thread / 8, column = thread % 8 * 8;
+    uint32_t to = tile + swizzled(row, thread % 8, BLOCKS * 128);
+    from += 2 * (row * x.stride[0] + column);
+#pragma unroll
+    for (int pass = 0; pass < ROWS; pass += THREADS / 8) {
+#pragma unroll
+        for (int block = 0; block < BLOCKS; block++) {
+            bool there = row + pass < left && block * 64 + column < d;
+            ptx_copy_async_16(to + pass * BLOCKS * 128 + block * 128, from + block * 128, there ? 16 : 0);
+        }
+        from += THREADS / 8 * 2 * x.stride[0];
+    }
+}
+
+/*
+ * s = 32 rows of one tile x NT * 8 rows of another, both of BLOCKS * 64 columns: a warp's share, so that every fragment
+ * feeds at least two products. Both addresses are of the warp's first row, a multiple of 8.
+ */
+template <int F16, int BLOCKS, int NT>
+static __device__ __forceinline__ void scores_32(float s[2][NT][4], uint32_t a_rows, uint32_t b_rows)
+{
+    int lane = ptx_thread() % 32;
+    uint32_t a_at = a_rows + lane % 16 * BLOCKS * 128, a_chunk = ((lane / 16) ^ (lane & 7)) << 4;
+    uint32_t b_at = b_rows + (lane % 8 + lane / 16 * 8) * BLOCKS * 128, b_chunk = ((lane / 8 & 1) ^ (lane & 7)) << 4;
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            s[0][n][e] = s[1][n][e] = 0.0f;
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < BLOCKS * 4; k++) { /* 16 columns */
+        uint32_t a[2][4];
+        ptx_ldmatrix_x4(a[0], a_at + k / 4 * 128 + (a_chunk ^ (k % 4 * 32)));
+        ptx_ldmatrix_x4(a[1], a_at + 16 * BLOCKS * 128 + k / 4 * 128 + (a_chunk ^ (k % 4 * 32)));
+#pragma unroll
+        for (int n = 0; n < NT; n += 2) {
+            uint32_t b[4];
+            ptx_ldmatrix_x4(b, b_at + n * 8 * BLOCKS * 128 + k / 4 * 128 + (b_chunk ^ (k % 4 * 32)));
+#pragma unroll
+            for (int m = 0; m < 2; m++) {
+                multiply<F16>(s[m][n], a[m], b[0], b[1]);
+                multiply<F16>(s[m][n + 1], a[m], b[2], b[3]);
+            }
         }
     }
 }
 
-/* Two neighbouring elements of a packed row. */
-static __device__ __forceinline__ void store_two(const fmlac_packed &x, int64_t at, int column, int end, float low,
-                                                 float high)
+/*
+ * Results leave through shared memory: rows of `pitch` floats from its start on, 16-byte chunks swizzled like tiles', so
+ * that global stores are whole rows. The caller has a barrier between staging and store_tile.
+ */
+static __device__ __forceinline__ float *staged(int row, int column, int pitch)
 {
-    if (x.aligned && x.dtype != FMLAC_F32 && column + 1 < end) {
-        *(uint32_t *)((uint16_t *)x.data + at + column) =
-            x.dtype == FMLAC_F16 ? ptx_pack_f16(low, high) : ptx_pack_bf16(low, high);
-        return;
-    }
-    if (column < end) {
-        store_element(x.data, x.dtype, at + column, low);
-    }
-    if (column + 1 < end) {
-        store_element(x.data, x.dtype, at + column + 1, high);
+    return (float *)ptx_shared() + row * pitch + (column ^ (row & 7) * 4);
+}
+
+static __device__ __forceinline__ void stage_two(int row, int column, int pitch, float low, float high)
+{
+    *(float2 *)staged(row, column, pitch) = {low, high};
+}
+
+/* Staged rows 0 .. rows - 1, d columns wide, to tokens from `first` on of one head. */
+static __device__ __noinline__ void store_tile(const fmlac_packed &to, int pitch, int64_t first, int32_t head,
+                                               int rows, int d)
+{
+    int chunks = (d + 7) / 8;
+    for (int i = threadIdx.x; i < rows * chunks; i += blockDim.x) {
+        int row = i / chunks, column = (i - row * chunks) * 8;
+        int64_t at = (first + row) * to.stride[0] + head * to.stride[1] + column;
+        if (to.aligned && to.dtype != FMLAC_F32) {
+            float4 x = *(const float4 *)staged(row, column, pitch), y = *(const float4 *)staged(row, column + 4, pitch);
+            bool f16 = to.dtype == FMLAC_F16;
+            *(uint4 *)((uint16_t *)to.data + at) = {f16 ? ptx_pack_f16(x.x, x.y) : ptx_pack_bf16(x.x, x.y),
+                                                    f16 ? ptx_pack_f16(x.z, x.w) : ptx_pack_bf16(x.z, x.w),
+                                                    f16 ? ptx_pack_f16(y.x, y.y) : ptx_pack_bf16(y.x, y.y),
+                                                    f16 ? ptx_pack_f16(y.z, y.w) : ptx_pack_bf16(y.z, y.w)};
+            continue;
+        }
+        for (int e = 0; e < 8 && column + e < d; e++) {
+            store_element(to.data, to.dtype, at + e, *staged(row, column + e, pitch));
+        }
     }
 }
 

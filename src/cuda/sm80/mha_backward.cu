@@ -2,21 +2,23 @@
 /*
  * mha_backward.cu: gradients of dense attention. Three kernels, no atomics, so the same bits every time:
  *   delta   rowsum(dout * out)
- *   keys    block: 64 keys of one KV head, 4 warps of 16; over all heads of the group and 32 queries a step:
- *           S' = K Q', dP' = V dO' (keys are rows), P' = 2^(S' - lse), dS' = P' (dP' - delta);
- *           dV += P' dO, dK += dS' Q, the weights straight from accumulators to A fragments
- *   queries block: 64 queries of one head, 4 warps of 16; 32 keys a step: S = Q K', dP = dO V', dQ += dS K
- * A pair that does not attend has P = dS = 0 by selection, never by a product. Rows with an infinite lse have no pairs.
+ *   keys    block: 64 keys of one KV head; over all heads of the group, 64 queries a step:
+ *           S' = K Q', P' = 2^(S' - lse), dP' = V dO', dS' = P' (dP' - delta), dK += dS' Q, dV += P' dO
+ *   queries block: 64 queries of one head; 64 keys a step: dP = dO V', S = Q K', dS = P (dP - delta), dQ += dS K
+ * Blocks have 4 warps, two by two: a warp makes weights of 32 rows x 32 columns, and, when all weights of the step lie
+ * in shared memory, 32 rows x half the columns of a gradient. A pair that does not attend has P = dS = 0 by selection,
+ * never by a product. Rows with an infinite lse have no pairs.
+ *
+ * Shared memory: the block's own two tiles, one tile of each of the other side's, which loads while the products that
+ * do not need it run, and the weights.
  */
 #include "mha.cuh"
 
-#define ROWS    64
-#define STEP    32
+#define ROWS    64 /* of the block's own side */
+#define STEP    64 /* of the other side */
 #define WARPS   4
 #define THREADS (WARPS * 32)
-#define NT      (STEP / 8)
-#define NK      24 /* 192 columns */
-#define NV      16 /* 128 columns */
+#define NT      4 /* 8-column tiles of a warp's weights */
 
 extern "C" __global__ void __launch_bounds__(256) fmlak_mha_delta_sm80(const __grid_constant__ fmlac_mha p)
 {
@@ -46,240 +48,322 @@ static __device__ __forceinline__ float row_lse(const fmlac_mha &p, int64_t toke
     return is_infinite(lse) ? FMLAC_INFINITY : lse * LOG2_E;
 }
 
-/* Weight and its gradient from a score and dP. */
-static __device__ __forceinline__ void pair(bool attended, float scale, float lse, float delta, float *score, float *dp)
+/* A warp's weights into the block's tile of them. */
+template <int F16> static __device__ __forceinline__ void store_weights(uint32_t tile, const float s[2][NT][4])
 {
-    bool there = attended && lse != FMLAC_INFINITY;
-    float weight = ptx_exp2(*score * scale - lse);
-    *dp = there ? weight * (*dp - delta) : 0.0f;
-    *score = there ? weight : 0.0f;
-}
-
-template <int N> static __device__ __forceinline__ void clear(float x[N][4])
-{
+    int thread = ptx_thread(), lane = thread % 32, row = thread / 64 * 32 + lane / 4, column = thread / 32 % 2 * NT;
 #pragma unroll
-    for (int n = 0; n < N; n++) {
-        x[n][0] = x[n][1] = x[n][2] = x[n][3] = 0.0f;
+    for (int m = 0; m < 2; m++) {
+#pragma unroll
+        for (int n = 0; n < NT; n++) {
+            uint32_t at = tile + swizzled(row + 16 * m, column + n, 128) + lane % 4 * 4;
+            ptx_store_shared_u32(at, pack<F16>(s[m][n][0], s[m][n][1]));
+            ptx_store_shared_u32(at + 8 * 128, pack<F16>(s[m][n][2], s[m][n][3]));
+        }
     }
 }
 
-/* 16 rows of accumulators to a packed tensor. */
-template <int N>
-static __device__ __forceinline__ void store_rows(const fmlac_packed &to, const float x[N][4], int64_t first,
-                                                  int64_t row0, int64_t count, int32_t head, int32_t d, float factor)
+/*
+ * out += weights (32 rows of their tile) x a tile of STEP rows, every other 16 of its BLOCKS * 64 columns: 16-column
+ * units 2j + half; out[m][2j + i] is the unit's 8-column tile i.
+ */
+template <int F16, int BLOCKS>
+static __device__ __forceinline__ void add_gradients(float out[2][BLOCKS * 4][4], uint32_t weights, uint32_t tile)
 {
-    int lane = threadIdx.x % 32;
+    int thread = ptx_thread(), lane = thread % 32, half = thread / 32 % 2;
+    uint32_t a_at = weights + (thread / 64 * 32 + lane % 16) * 128, a_chunk = ((lane / 16) ^ (lane & 7)) << 4;
+    uint32_t b_at = tile + lane % 16 * BLOCKS * 128, b_chunk = ((lane / 16 + 2 * half) ^ (lane & 7)) << 4;
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        int64_t row = row0 + lane / 4 + 8 * h;
-        int64_t at = (first + row) * to.stride[0] + head * to.stride[1];
+    for (int k = 0; k < STEP / 16; k++) {
+        uint32_t a[2][4];
+        ptx_ldmatrix_x4(a[0], a_at + (a_chunk ^ (k * 32)));
+        ptx_ldmatrix_x4(a[1], a_at + 16 * 128 + (a_chunk ^ (k * 32)));
 #pragma unroll
-        for (int n = 0; n < N; n++) {
-            if (row < count && n * 8 < d) {
-                store_two(to, at, n * 8 + lane % 4 * 2, d, x[n][2 * h] * factor, x[n][2 * h + 1] * factor);
+        for (int j = 0; j < BLOCKS * 2; j++) {
+            uint32_t b[4];
+            ptx_ldmatrix_x4_trans(b, b_at + k * 16 * BLOCKS * 128 + j / 2 * 128 + (b_chunk ^ (j % 2 * 64)));
+#pragma unroll
+            for (int m = 0; m < 2; m++) {
+                multiply<F16>(out[m][2 * j], a[m], b[0], b[1]);
+                multiply<F16>(out[m][2 * j + 1], a[m], b[2], b[3]);
             }
         }
     }
+}
+
+template <int N> static __device__ __forceinline__ void clear(float x[2][N][4])
+{
+#pragma unroll
+    for (int n = 0; n < 8 * N; n++) {
+        x[n / (4 * N)][n / 4 % N][n % 4] = 0.0f;
+    }
+}
+
+/* A gradient of the block's rows to its tensor. */
+template <int BLOCKS>
+static __device__ __forceinline__ void store_gradient(const fmlac_packed &to, const float x[2][BLOCKS * 4][4],
+                                                      int64_t first, int32_t head, int64_t left, int32_t d,
+                                                      float factor)
+{
+    int thread = ptx_thread(), lane = thread % 32, row = thread / 64 * 32 + lane / 4, half = thread / 32 % 2;
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+#pragma unroll
+        for (int n = 0; n < BLOCKS * 4; n++) {
+            int column = (n / 2 * 4 + 2 * half + n % 2) * 8 + lane % 4 * 2;
+            stage_two(row + 8 * r, column, BLOCKS * 64, x[r / 2][n][r % 2 * 2] * factor,
+                      x[r / 2][n][r % 2 * 2 + 1] * factor);
+        }
+    }
+    __syncthreads();
+    store_tile(to, BLOCKS * 64, first, head, left < ROWS ? (int)left : ROWS, d);
 }
 
 /* ---- keys ----------------------------------------------------------------------------------------------------------
  */
 
-typedef struct keys_shared {
-    uint32_t k, v, stages, stage_bytes;
-    float *lse, *delta; /* [2][STEP] */
-} keys_shared;
+/* What a block is about: in shared memory, for registers are short. */
+typedef struct keys_work {
+    mha_work w;
+    int32_t count_q, first; /* the first query of its tile that sees the block's first key, a multiple of STEP */
+    float lse[STEP], delta[STEP];
+} keys_work;
 
-/* Starts copying queries first .. of one head, with their lse and delta, into a stage. */
-static __device__ __forceinline__ void copy_queries(const fmlac_mha &p, const mha_work &w, const keys_shared &s,
-                                                    int slot, int32_t head, int64_t first, uint32_t k_bytes,
-                                                    uint32_t v_bytes)
+/* Starts copying a step's queries of one head, and reads their lse and delta. */
+template <int KB>
+static __device__ __forceinline__ void copy_queries(const fmlac_mha &p, keys_work &work, uint32_t tile, int32_t head,
+                                                    int32_t query)
 {
-    int64_t end = w.first_q + w.count_q, token = w.first_q + first + threadIdx.x;
-    uint32_t stage = s.stages + slot * s.stage_bytes;
-    copy_rows<STEP, WARPS>(stage, k_bytes, p.q, head, w.first_q + first, end, p.d_qk);
-    copy_rows<STEP, WARPS>(stage + STEP * k_bytes, v_bytes, p.dout, head, w.first_q + first, end, p.d_v);
+    int64_t token = work.w.first_q + query + threadIdx.x;
+    bool there = query + (int)threadIdx.x < work.count_q;
+    copy_tile<STEP, THREADS, KB>(tile, p.q, head, work.w.first_q + query, work.count_q - query, p.d_qk);
     if (threadIdx.x < STEP) {
-        s.lse[slot * STEP + threadIdx.x] = token < end ? row_lse(p, token, head) : FMLAC_INFINITY;
-        s.delta[slot * STEP + threadIdx.x] = token < end ? p.delta[head * p.total_q + token] : 0.0f;
+        work.lse[threadIdx.x] = there ? row_lse(p, token, head) : FMLAC_INFINITY;
+        work.delta[threadIdx.x] = there ? p.delta[head * p.total_q + token] : 0.0f;
     }
 }
 
-template <int F16> static __device__ __forceinline__ void keys_block(const fmlac_mha &p)
+/* Weights from scores (keys are rows); those of pairs that do not attend are 0. */
+static __device__ __forceinline__ void weigh_keys(float s[2][NT][4], const keys_work &work, bool causal, float scale,
+                                                  int query)
 {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
-    uint32_t k_bytes = (p.d_qk + 63) / 64 * 128, v_bytes = (p.d_v + 63) / 64 * 128;
-    __shared__ mha_work work; /* registers are short here */
-    mha_work found;
-    if (!mha_locate(p, false, ROWS, p.h_kv, &found)) {
+    int thread = ptx_thread(), lane = thread % 32, column = thread / 32 % 2 * NT * 8 + lane % 4 * 2;
+    int key = (int)work.w.row0 + thread / 64 * 32 + lane / 4, count_k = (int)work.w.count_k;
+    /* Columns from which on a key is seen. */
+    int from = causal ? key - (count_k - work.count_q) - query : 0;
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            float lse = work.lse[column + n * 8 + e];
+#pragma unroll
+            for (int r = 0; r < 4; r++) {
+                float *x = &s[r / 2][n][r % 2 * 2 + e];
+                bool attended = lse != FMLAC_INFINITY && key + 8 * r < count_k &&
+                                (!causal || column + n * 8 + e >= from + 8 * r);
+                *x = attended ? ptx_exp2(fmaf(*x, scale, -lse)) : 0.0f;
+            }
+        }
+    }
+}
+
+/* s = P' (dP' - delta) of 16 queries at a time: registers are short. */
+template <int F16, int VB>
+static __device__ __forceinline__ void slope_keys(float s[2][NT][4], const keys_work &work, uint32_t values,
+                                                  uint32_t gradients)
+{
+    int thread = ptx_thread(), row = thread / 64 * 32, column = thread / 32 % 2 * NT * 8;
+#pragma unroll
+    for (int n = 0; n < NT; n += 2) {
+        float dp[2][2][4];
+        __syncwarp(); /* nothing of one half is fetched during the other: registers would not suffice */
+        scores_32<F16, VB, 2>(dp, values + row * VB * 128, gradients + (column + n * 8) * VB * 128);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float delta = work.delta[column + (n + i / 2) * 8 + thread % 4 * 2 + i % 2];
+#pragma unroll
+            for (int r = 0; r < 4; r++) {
+                float *x = &s[r / 2][n + i / 2][r % 2 * 2 + i % 2];
+                *x = *x != 0.0f ? *x * (dp[r / 2][i / 2][r % 2 * 2 + i % 2] - delta) : 0.0f;
+            }
+        }
+    }
+}
+
+template <int F16, int KB, int VB> static __device__ __forceinline__ void keys_block(const fmlac_mha &p)
+{
+    __shared__ keys_work work;
+    uint32_t keys = ptx_shared_address(ptx_shared()), values = keys + ROWS * KB * 128;
+    uint32_t queries = values + ROWS * VB * 128, gradients = queries + STEP * KB * 128;
+    uint32_t weights = gradients + STEP * VB * 128, slopes = weights + ROWS * 128;
+    mha_work w;
+    if (!mha_locate(p, false, ROWS, p.h_kv, &w)) {
         return;
     }
     if (threadIdx.x == 0) {
-        work = found;
+        work.w = w;
+        work.count_q = (int32_t)w.count_q;
+        work.first = p.causal ? (int32_t)clamped(w.row0 - (w.count_k - w.count_q), 0, w.count_q) / STEP * STEP : 0;
     }
     __syncthreads();
-    const mha_work &w = work;
-    keys_shared s;
-    uint32_t base = ptx_shared_address(ptx_shared());
-    s.k = base;
-    s.v = base + ROWS * k_bytes;
-    s.stages = s.v + ROWS * v_bytes;
-    s.stage_bytes = STEP * (k_bytes + v_bytes);
-    s.lse = (float *)(ptx_shared() + (ROWS + 2 * STEP) * (k_bytes + v_bytes));
-    s.delta = s.lse + 2 * STEP;
-    int32_t group = p.h_q / p.h_kv;
-    int64_t end_k = w.first_k + w.count_k;
-    /* The first query that sees the tile's first key. */
-    int32_t count_q = (int32_t)w.count_q, count_k = (int32_t)w.count_k;
-    int32_t first = p.causal ? (int32_t)clamped(w.row0 - (w.count_k - w.count_q), 0, w.count_q) / STEP * STEP : 0;
-    int32_t per_head = (count_q - first + STEP - 1) / STEP, steps = per_head * group;
-    /* The first query that sees each of this thread's two keys. */
-    int32_t seen_from[2];
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        int32_t key = (int32_t)w.row0 + warp * 16 + g + 8 * h;
-        seen_from[h] = key >= count_k ? INT32_MAX : p.causal ? key - (count_k - count_q) : 0;
-    }
-
-    float dk[NK][4], dv[NV][4];
-    clear<NK>(dk);
-    clear<NV>(dv);
-    copy_rows<ROWS, WARPS>(s.k, k_bytes, p.k, w.head, w.first_k + w.row0, end_k, p.d_qk);
-    copy_rows<ROWS, WARPS>(s.v, v_bytes, p.v, w.head, w.first_k + w.row0, end_k, p.d_v);
+    int32_t group = p.h_q / p.h_kv, head = w.head * group, query = work.first;
+    int32_t steps = (work.count_q - query + STEP - 1) / STEP * group;
+    float dk[2][KB * 4][4], dv[2][VB * 4][4];
+    clear<KB * 4>(dk);
+    clear<VB * 4>(dv);
+    copy_tile<ROWS, THREADS, KB>(keys, p.k, w.head, w.first_k + w.row0, (int32_t)(w.count_k - w.row0), p.d_qk);
+    copy_tile<ROWS, THREADS, VB>(values, p.v, w.head, w.first_k + w.row0, (int32_t)(w.count_k - w.row0), p.d_v);
     if (steps > 0) {
-        copy_queries(p, w, s, 0, w.head * group, first, k_bytes, v_bytes);
+        copy_queries<KB>(p, work, queries, head, query);
     }
     ptx_copy_async_commit();
-    float scale = p.scale * LOG2_E;
 #pragma unroll 1
-    for (int32_t i = 0; i < steps; i++) {
-        int slot = i & 1;
-        int32_t query0 = first + i % per_head * STEP;
+    for (; steps > 0; steps--) {
         ptx_copy_async_wait<0>();
-        __syncthreads();
-        if (i + 1 < steps) {
-            copy_queries(p, w, s, slot ^ 1, w.head * group + (i + 1) / per_head, first + (i + 1) % per_head * STEP,
-                         k_bytes, v_bytes);
+        __syncthreads(); /* queries are there; gradients and weights are free */
+        copy_tile<STEP, THREADS, VB>(gradients, p.dout, head, work.w.first_q + query, work.count_q - query, p.d_v);
+        ptx_copy_async_commit();
+        float s[2][NT][4];
+        scores_32<F16, KB, NT>(s, keys + threadIdx.x / 64 * 32 * KB * 128,
+                               queries + threadIdx.x / 32 % 2 * NT * 8 * KB * 128);
+        weigh_keys(s, work, p.causal, p.scale * LOG2_E, query);
+        store_weights<F16>(weights, s);
+        ptx_copy_async_wait<0>();
+        __syncthreads(); /* gradients are there */
+        slope_keys<F16, VB>(s, work, values, gradients);
+        store_weights<F16>(slopes, s);
+        __syncthreads(); /* weights and slopes are there */
+        add_gradients<F16, KB>(dk, slopes, queries);
+        __syncthreads(); /* queries are free */
+        query += STEP;
+        if (query >= work.count_q) {
+            query = work.first;
+            head++;
+        }
+        if (steps > 1) {
+            copy_queries<KB>(p, work, queries, head, query);
         }
         ptx_copy_async_commit();
-        uint32_t queries = s.stages + slot * s.stage_bytes, gradients = queries + STEP * k_bytes;
-        float score[NT][4], dp[NT][4];
-        scores<NT, F16>(score, s.k, queries, k_bytes, warp * 16, 0);
-        scores<NT, F16>(dp, s.v, gradients, v_bytes, warp * 16, 0);
-#pragma unroll
-        for (int n = 0; n < NT; n++) {
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                int column = n * 8 + 2 * q + e % 2;
-                bool attended = query0 + column < count_q && query0 + column >= seen_from[e / 2];
-                pair(attended, scale, s.lse[slot * STEP + column], s.delta[slot * STEP + column], &score[n][e],
-                     &dp[n][e]);
-            }
-        }
-        uint32_t a[NT / 2][4];
-        pack_rows<NT, F16>(a, score);
-        accumulate<NT / 2, NV, F16>(dv, a, gradients, v_bytes, v_bytes / 2);
-        pack_rows<NT, F16>(a, dp);
-        accumulate<NT / 2, NK, F16>(dk, a, queries, k_bytes, k_bytes / 2);
+        add_gradients<F16, VB>(dv, weights, gradients);
     }
     ptx_copy_async_wait<0>();
-    store_rows<NK>(p.dk, dk, w.first_k, w.row0 + warp * 16, w.count_k, w.head, p.d_qk, p.scale);
-    store_rows<NV>(p.dv, dv, w.first_k, w.row0 + warp * 16, w.count_k, w.head, p.d_v, 1.0f);
+    int64_t first = work.w.first_k + work.w.row0, left = work.w.count_k - work.w.row0;
+    store_gradient<KB>(p.dk, dk, first, work.w.head, left, p.d_qk, p.scale);
+    store_gradient<VB>(p.dv, dv, first, work.w.head, left, p.d_v, 1.0f);
 }
 
 /* ---- queries -------------------------------------------------------------------------------------------------------
  */
 
-template <int F16> static __device__ __forceinline__ void queries_block(const fmlac_mha &p)
+typedef struct queries_work {
+    mha_work w;
+    int32_t kv_head;
+    int32_t all_see, most; /* keys that every row sees, and that some row sees */
+} queries_work;
+
+/* dp = P (dP - delta) for a step's scores; 0 where a row's limit, counted from the warp's first column, excludes it. */
+static __device__ __forceinline__ void slope_queries(float dp[2][NT][4], const float s[2][NT][4], float scale,
+                                                     const float lse[4], const float delta[4], const int limit[4])
 {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
-    uint32_t k_bytes = (p.d_qk + 63) / 64 * 128, v_bytes = (p.d_v + 63) / 64 * 128;
+    int column = ptx_thread() % 4 * 2;
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+#pragma unroll
+        for (int i = 0; i < 2 * NT; i++) {
+            float *x = &dp[r / 2][i / 2][r % 2 * 2 + i % 2];
+            float weight = ptx_exp2(fmaf(s[r / 2][i / 2][r % 2 * 2 + i % 2], scale, -lse[r]));
+            *x = column + i / 2 * 8 + i % 2 < limit[r] ? weight * (*x - delta[r]) : 0.0f;
+        }
+    }
+}
+
+template <int F16, int KB, int VB> static __device__ __forceinline__ void queries_block(const fmlac_mha &p)
+{
+    __shared__ queries_work work;
+    uint32_t queries = ptx_shared_address(ptx_shared()), gradients = queries + ROWS * KB * 128;
+    uint32_t keys = gradients + ROWS * VB * 128, values = keys + STEP * KB * 128, slopes = values + STEP * VB * 128;
+    int row = threadIdx.x / 64 * 32, column = threadIdx.x / 32 % 2 * NT * 8;
     mha_work w;
     if (!mha_locate(p, true, ROWS, p.h_q, &w)) {
         return;
     }
-    uint32_t base = ptx_shared_address(ptx_shared());
-    uint32_t gradients = base + ROWS * k_bytes, stages = gradients + ROWS * v_bytes;
-    uint32_t stage_bytes = STEP * (k_bytes + v_bytes);
-    int32_t kv_head = w.head / (p.h_q / p.h_kv);
-    int64_t end_q = w.first_q + w.count_q, end_k = w.first_k + w.count_k;
-    int64_t last_row = w.row0 + ROWS < w.count_q ? w.row0 + ROWS - 1 : w.count_q - 1;
-    int64_t all_see = keys_seen(p, w, w.row0), most = keys_seen(p, w, last_row);
-    int64_t steps = ceil_quotient(most, STEP);
-
-    float dq[NK][4], lse[2], delta[2];
-    int32_t seen[2];
-    clear<NK>(dq);
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        int64_t row = w.row0 + warp * 16 + g + 8 * h;
-        bool there = row < w.count_q;
-        seen[h] = there ? (int32_t)keys_seen(p, w, row) : 0;
-        lse[h] = there ? row_lse(p, w.first_q + row, w.head) : FMLAC_INFINITY;
-        delta[h] = there ? p.delta[w.head * p.total_q + w.first_q + row] : 0.0f;
+    if (threadIdx.x == 0) {
+        int64_t last_row = w.row0 + ROWS < w.count_q ? w.row0 + ROWS - 1 : w.count_q - 1;
+        work = {w, w.head / (p.h_q / p.h_kv), (int32_t)keys_seen(p, w, w.row0), (int32_t)keys_seen(p, w, last_row)};
     }
-    copy_rows<ROWS, WARPS>(base, k_bytes, p.q, w.head, w.first_q + w.row0, end_q, p.d_qk);
-    copy_rows<ROWS, WARPS>(gradients, v_bytes, p.dout, w.head, w.first_q + w.row0, end_q, p.d_v);
-    if (steps > 0) {
-        copy_rows<STEP, WARPS>(stages, k_bytes, p.k, kv_head, w.first_k, end_k, p.d_qk);
-        copy_rows<STEP, WARPS>(stages + STEP * k_bytes, v_bytes, p.v, kv_head, w.first_k, end_k, p.d_v);
+    __syncthreads();
+    float dq[2][KB * 4][4], lse[4], delta[4];
+    int32_t seen[4];
+    clear<KB * 4>(dq);
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+        int64_t at = w.row0 + row + threadIdx.x % 32 / 4 + 8 * r;
+        bool there = at < w.count_q;
+        lse[r] = there ? row_lse(p, w.first_q + at, w.head) : FMLAC_INFINITY;
+        delta[r] = there ? p.delta[w.head * p.total_q + w.first_q + at] : 0.0f;
+        seen[r] = lse[r] != FMLAC_INFINITY ? (int32_t)keys_seen(p, w, at) : 0;
+    }
+    copy_tile<ROWS, THREADS, KB>(queries, p.q, w.head, w.first_q + w.row0, (int32_t)(w.count_q - w.row0), p.d_qk);
+    copy_tile<ROWS, THREADS, VB>(gradients, p.dout, w.head, w.first_q + w.row0, (int32_t)(w.count_q - w.row0), p.d_v);
+    if (work.most > 0) {
+        copy_tile<STEP, THREADS, VB>(values, p.v, work.kv_head, w.first_k, (int32_t)w.count_k, p.d_v);
     }
     ptx_copy_async_commit();
-    float scale = p.scale * LOG2_E;
 #pragma unroll 1
-    for (int64_t i = 0; i < steps; i++) {
-        uint32_t keys = stages + (i & 1) * stage_bytes, next = stages + (~i & 1) * stage_bytes;
+    for (int32_t base = 0; base < work.most; base += STEP) {
         ptx_copy_async_wait<0>();
-        __syncthreads();
-        if (i + 1 < steps) {
-            int64_t first = w.first_k + (i + 1) * STEP;
-            copy_rows<STEP, WARPS>(next, k_bytes, p.k, kv_head, first, end_k, p.d_qk);
-            copy_rows<STEP, WARPS>(next + STEP * k_bytes, v_bytes, p.v, kv_head, first, end_k, p.d_v);
+        __syncthreads(); /* values are there; keys are free */
+        copy_tile<STEP, THREADS, KB>(keys, p.k, work.kv_head, work.w.first_k + base, (int32_t)work.w.count_k - base,
+                                     p.d_qk);
+        ptx_copy_async_commit();
+        float dp[2][NT][4], s[2][NT][4];
+        scores_32<F16, VB, NT>(dp, gradients + row * VB * 128, values + column * VB * 128);
+        ptx_copy_async_wait<0>();
+        __syncthreads(); /* keys are there; values are free */
+        if (base + STEP < work.most) {
+            copy_tile<STEP, THREADS, VB>(values, p.v, work.kv_head, work.w.first_k + base + STEP,
+                                         (int32_t)work.w.count_k - base - STEP, p.d_v);
         }
         ptx_copy_async_commit();
-        float score[NT][4], dp[NT][4];
-        scores<NT, F16>(score, base, keys, k_bytes, warp * 16, 0);
-        scores<NT, F16>(dp, gradients, keys + STEP * k_bytes, v_bytes, warp * 16, 0);
+        scores_32<F16, KB, NT>(s, queries + row * KB * 128, keys + column * KB * 128);
+        int limit[4];
 #pragma unroll
-        for (int n = 0; n < NT; n++) {
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                int64_t key = i * STEP + n * 8 + 2 * q + e % 2;
-                pair(key < seen[e / 2], scale, lse[e / 2], delta[e / 2], &score[n][e], &dp[n][e]);
-            }
+        for (int r = 0; r < 4; r++) {
+            limit[r] = seen[r] - base - column;
         }
-        if (all_see < (i + 1) * STEP && all_see < most) {
+        slope_queries(dp, s, p.scale * LOG2_E, lse, delta, limit);
+        store_weights<F16>(slopes, dp);
+        __syncthreads(); /* slopes are there */
+        if (work.all_see < base + STEP && work.all_see < work.most) {
             /* Keys that some rows do not see: where they are not finite, rows that see them have dS = NaN already. */
-            __syncthreads();
-            clean_rows<STEP, THREADS>(keys, k_bytes, (int)clamped(all_see - i * STEP, 0, STEP),
+            clean_rows<STEP, THREADS>(keys, KB * 128, work.all_see > base ? work.all_see - base : 0,
                                       F16 ? 0x7C00u : 0x7F80u);
             __syncthreads();
         }
-        uint32_t a[NT / 2][4];
-        pack_rows<NT, F16>(a, dp);
-        accumulate<NT / 2, NK, F16>(dq, a, keys, k_bytes, k_bytes / 2);
+        add_gradients<F16, KB>(dq, slopes, keys);
     }
     ptx_copy_async_wait<0>();
-    store_rows<NK>(p.dq, dq, w.first_q, w.row0 + warp * 16, w.count_q, w.head, p.d_qk, p.scale);
+    store_gradient<KB>(p.dq, dq, work.w.first_q + work.w.row0, work.w.head, work.w.count_q - work.w.row0, p.d_qk,
+                       p.scale);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) fmlak_mha_keys_bf16_sm80(const __grid_constant__ fmlac_mha p)
-{
-    keys_block<0>(p);
-}
+#define KERNEL(side, suffix, f16, kb, vb)                                                                      \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2)                                                   \
+        fmlak_mha_##side##_##suffix##_sm80(const __grid_constant__ fmlac_mha p)                                \
+    {                                                                                                          \
+        side##_block<f16, kb, vb>(p);                                                                          \
+    }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) fmlak_mha_keys_f16_sm80(const __grid_constant__ fmlac_mha p)
-{
-    keys_block<1>(p);
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    fmlak_mha_queries_bf16_sm80(const __grid_constant__ fmlac_mha p)
-{
-    queries_block<0>(p);
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS, 1) fmlak_mha_queries_f16_sm80(const __grid_constant__ fmlac_mha p)
-{
-    queries_block<1>(p);
-}
+KERNEL(keys, bf16_64, 0, 1, 1)
+KERNEL(keys, bf16_128, 0, 2, 2)
+KERNEL(keys, bf16_192, 0, 3, 2)
+KERNEL(keys, f16_64, 1, 1, 1)
+KERNEL(keys, f16_128, 1, 2, 2)
+KERNEL(keys, f16_192, 1, 3, 2)
+KERNEL(queries, bf16_64, 0, 1, 1)
+KERNEL(queries, bf16_128, 0, 2, 2)
+KERNEL(queries, bf16_192, 0, 3, 2)
+KERNEL(queries, f16_64, 1, 1, 1)
+KERNEL(queries, f16_128, 1, 2, 2)
+KERNEL(queries, f16_192, 1, 3, 2)

@@ -60,6 +60,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr name, int dev
              : name == cudaDevAttrComputeCapabilityMajor           ? 9
              : name == cudaDevAttrMaxSharedMemoryPerBlockOptin     ? shared_bytes()
              : name == cudaDevAttrMaxSharedMemoryPerMultiprocessor ? shared_bytes() + 1024
+             : name == cudaDevAttrL2CacheSize                      ? 1 << 18
                                                                    : 0;
     return cudaSuccess;
 }

@@ -15,6 +15,10 @@ PTX_INLINE uint32_t ptx_shared_address(const void *p)
 {
     return (uint32_t)((const unsigned char *)p - emu_shared());
 }
+PTX_INLINE uint32_t ptx_thread(void)
+{
+    return threadIdx.x;
+}
 PTX_INLINE void ptx_store_shared_u32(uint32_t a, uint32_t x)
 {
     memcpy(emu_shared() + a, &x, 4);
