@@ -199,6 +199,7 @@ typedef struct fmlac_fp8_cast {
     int64_t scale_rows;
     int32_t group;
     int32_t dtype;
+    int32_t aligned; /* eight elements at a time */
 } fmlac_fp8_cast;
 
 #define FMLAC_MERGE_STATES 480
@@ -209,6 +210,7 @@ typedef struct fmlac_merge_state {
     int64_t out_stride[2];
     int64_t lse_stride[2];
     int32_t dtype;
+    int32_t aligned; /* eight elements at a time */
 } fmlac_merge_state;
 
 typedef struct fmlac_merge {
@@ -223,6 +225,7 @@ typedef struct fmlac_merge {
 typedef struct fmlac_permute {
     int64_t groups, rows, cols, words;
     int32_t heads, d;
+    int32_t aligned; /* weights 16 bytes at a time */
     const uint8_t *weight;
     int64_t weight_stride[2];
     const int32_t *scale;

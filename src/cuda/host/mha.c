@@ -18,12 +18,12 @@ DECLARE(f16_128);
 DECLARE(f16_192);
 extern void fmlak_mha_delta_sm80(void);
 
-#define FORWARD_ROWS  128
-#define FORWARD_KEYS  64
-#define BACKWARD_ROWS 64
-#define BACKWARD_STEP 64
-#define STATIC_SHARED 1024 /* at most, of any of the tiled kernels */
-#define BLOCKS_OF_HEAD 4 /* that run at the same time, so that keys from memory serve several */
+#define FORWARD_ROWS   128
+#define FORWARD_KEYS   64
+#define BACKWARD_ROWS  64
+#define BACKWARD_STEP  64
+#define STATIC_SHARED  1024 /* at most, of any of the tiled kernels */
+#define BLOCKS_OF_HEAD 4    /* that run at the same time, so that keys from memory serve several */
 
 typedef struct mha_kernel {
     void (*function)(void);
@@ -37,14 +37,17 @@ typedef struct mha_kernels {
     mha_kernel forward, keys, queries;
 } mha_kernels;
 
-#define KERNEL(side, suffix) {fmlak_mha_##side##_##suffix##_sm80, "fmlak_mha_" #side "_" #suffix "_sm80"}
-#define KERNELS(suffix)      KERNEL(forward, suffix), KERNEL(keys, suffix), KERNEL(queries, suffix)
+#define KERNEL(side, suffix)                                                                                           \
+    {                                                                                                                  \
+        fmlak_mha_##side##_##suffix##_sm80, "fmlak_mha_" #side "_" #suffix "_sm80"                                     \
+    }
+#define KERNELS(suffix) KERNEL(forward, suffix), KERNEL(keys, suffix), KERNEL(queries, suffix)
 
 /* Narrowest first. */
 static const mha_kernels TILED[] = {
-    {FMLA_BF16, 64, 64, KERNELS(bf16_64)}, {FMLA_BF16, 128, 128, KERNELS(bf16_128)},
+    {FMLA_BF16, 64, 64, KERNELS(bf16_64)},    {FMLA_BF16, 128, 128, KERNELS(bf16_128)},
     {FMLA_BF16, 192, 128, KERNELS(bf16_192)}, {FMLA_F16, 64, 64, KERNELS(f16_64)},
-    {FMLA_F16, 128, 128, KERNELS(f16_128)}, {FMLA_F16, 192, 128, KERNELS(f16_192)},
+    {FMLA_F16, 128, 128, KERNELS(f16_128)},   {FMLA_F16, 192, 128, KERNELS(f16_192)},
 };
 
 /* For any width; shared memory is their own affair. */
@@ -99,8 +102,8 @@ static const mha_kernels *choose(const fmlac_state *state, const fmlac_mha *p, f
 }
 
 /*
- * Heads whose blocks run together. Work is spread best where all do, longest first; but the heads' keys and values should
- * be shared: in the L2 cache, or, where they are too long for it, by the blocks that run at the same time.
+ * Heads whose blocks run together. Work is spread best where all do, longest first; but the heads' keys and values
+ * should be shared: in the L2 cache, or, where they are too long for it, by the blocks that run at the same time.
  */
 static int64_t section_of(const fmlac_state *state, const fmlac_mha *p, bool by_query)
 {
@@ -158,11 +161,10 @@ fmla_status fmlac_mha_forward(void *opaque, const fmlai_mha *from, const fmlai_c
     describe(&p, from);
     p.slots = slots_of(p.total_q, FORWARD_ROWS, p.cu_seqlens_q, p.batch);
     p.section = section_of(state, &p, true);
-    const mha_kernels *k =
-        choose(state, &p, from->q.dtype, FORWARD_ROWS + FORWARD_KEYS, FORWARD_KEYS, 0, &shared);
-    fmlac_launch launch = k != &ANY ? launch_of(&k->forward, p.slots * p.h_q, shared)
-                                    : launch_of(&k->forward, p.total_q * p.h_q,
-                                                (size_t)(p.d_qk + p.d_v) * sizeof(float));
+    const mha_kernels *k = choose(state, &p, from->q.dtype, FORWARD_ROWS + FORWARD_KEYS, FORWARD_KEYS, 0, &shared);
+    fmlac_launch launch = k != &ANY
+                              ? launch_of(&k->forward, p.slots * p.h_q, shared)
+                              : launch_of(&k->forward, p.total_q * p.h_q, (size_t)(p.d_qk + p.d_v) * sizeof(float));
     return enqueue_sides(state, call, &launch, 1, &p);
 }
 
@@ -184,15 +186,16 @@ fmla_status fmlac_mha_backward(void *opaque, const fmlai_mha *from, const fmlai_
     p[1].slots = slots_of(p->total_kv, BACKWARD_ROWS, p->cu_seqlens_kv, p->batch);
     p[2].slots = slots_of(p->total_q, BACKWARD_ROWS, p->cu_seqlens_q, p->batch);
     size_t shared, weights = BACKWARD_ROWS * BACKWARD_STEP * 2, floats = (size_t)(p->d_qk + p->d_v);
-    const mha_kernels *k = choose(state, p, from->q.dtype, BACKWARD_ROWS + BACKWARD_STEP, BACKWARD_ROWS + BACKWARD_STEP,
-                                  2 * weights, &shared);
+    size_t of_keys = 2 * weights + 2 * BACKWARD_STEP * sizeof(float); /* two kinds of weights; lse and delta */
+    const mha_kernels *k =
+        choose(state, p, from->q.dtype, BACKWARD_ROWS + BACKWARD_STEP, BACKWARD_ROWS + BACKWARD_STEP, of_keys, &shared);
     fmlac_launch launches[3] = {
         {.kernel = (const void *)fmlak_mha_delta_sm80,
          .name = "fmlak_mha_delta_sm80",
          .blocks = fmlac_ceil(p->total_q * p->h_q, 8),
          .threads = 256},
         launch_of(&k->keys, p[1].slots * p->h_kv, shared),
-        launch_of(&k->queries, p[2].slots * p->h_q, shared - weights),
+        launch_of(&k->queries, p[2].slots * p->h_q, shared - of_keys + weights),
     };
     if (k == &ANY) {
         launches[1] = launch_of(&k->keys, p->total_kv * p->h_kv, 2 * floats * sizeof(float));

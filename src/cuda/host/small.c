@@ -8,6 +8,9 @@
 extern void fmlak_quantize_sm80(void);
 extern void fmlak_dequantize_sm80(void);
 extern void fmlak_convert_sm80(void);
+extern void fmlak_quantize_8_sm80(void);
+extern void fmlak_dequantize_8_sm80(void);
+extern void fmlak_convert_8_sm80(void);
 extern void fmlak_merge_sm80(void);
 extern void fmlak_indices_convert_sm80(void);
 extern void fmlak_fp8_cast_sm80(void);
@@ -34,11 +37,26 @@ static void describe_transcode(fmlac_transcode *to, const fmlai_transcode *from)
     fmlac_describe_slots(&to->slots, &from->slots);
 }
 
+/* Whether the kernels that move eight elements at a time take a pool: parts on 16-byte borders, groups of whole lanes.
+ */
+static bool takes_eight(const fmlac_pool *p)
+{
+    if (p->layout == FMLAC_LAYOUT_PLAIN) {
+        return p->aligned;
+    }
+    return p->aligned && p->scale != FMLAC_NONE && p->group_shift >= 4 && p->group_shift <= 8 &&
+           p->quant_dims % p->group == 0 && p->code_bytes % 16 == 0 && p->rope_dims % 8 == 0 &&
+           p->rope_offset % 16 == 0 && (p->scale != FMLAC_F32 || p->scale_offset % 4 == 0);
+}
+
 fmla_status fmlac_quantize(void *state, const fmlai_transcode *from, const fmlai_call *call)
 {
     fmlac_transcode p;
     describe_transcode(&p, from);
-    fmlac_launch launch = launch_of(fmlak_quantize_sm80, "fmlak_quantize_sm80", fmlac_ceil(p.count * p.heads, WARPS));
+    bool eight = takes_eight(&p.pool) && p.rows.aligned;
+    fmlac_launch launch =
+        launch_of(eight ? fmlak_quantize_8_sm80 : fmlak_quantize_sm80,
+                  eight ? "fmlak_quantize_8_sm80" : "fmlak_quantize_sm80", fmlac_ceil(p.count * p.heads, WARPS));
     return fmlac_run(state, call, &launch, &p);
 }
 
@@ -46,8 +64,10 @@ fmla_status fmlac_dequantize(void *state, const fmlai_transcode *from, const fml
 {
     fmlac_transcode p;
     describe_transcode(&p, from);
+    bool eight = takes_eight(&p.pool) && p.rows.aligned;
     fmlac_launch launch =
-        launch_of(fmlak_dequantize_sm80, "fmlak_dequantize_sm80", fmlac_ceil(p.count * p.heads, WARPS));
+        launch_of(eight ? fmlak_dequantize_8_sm80 : fmlak_dequantize_sm80,
+                  eight ? "fmlak_dequantize_8_sm80" : "fmlak_dequantize_sm80", fmlac_ceil(p.count * p.heads, WARPS));
     return fmlac_run(state, call, &launch, &p);
 }
 
@@ -70,7 +90,10 @@ fmla_status fmlac_convert_run(void *state, const fmlai_convert *from, const fmla
     fmlac_describe_pool(&p.dst, &from->dst);
     fmlac_describe_slots(&p.src_slots, &from->src_slots);
     fmlac_describe_slots(&p.dst_slots, &from->dst_slots);
-    fmlac_launch launch = launch_of(fmlak_convert_sm80, "fmlak_convert_sm80", fmlac_ceil(p.count * p.heads, WARPS));
+    bool eight = takes_eight(&p.src) && takes_eight(&p.dst);
+    fmlac_launch launch =
+        launch_of(eight ? fmlak_convert_8_sm80 : fmlak_convert_sm80,
+                  eight ? "fmlak_convert_8_sm80" : "fmlak_convert_sm80", fmlac_ceil(p.count * p.heads, WARPS));
     return fmlac_run(state, call, &launch, &p);
 }
 
@@ -107,9 +130,11 @@ fmla_status fmlac_fp8_cast_run(void *state, const fmlai_fp8_cast *from, const fm
         .scale_rows = from->scale_rows,
         .group = from->group,
         .dtype = (int32_t)from->dtype,
+        .aligned = (uintptr_t)from->src % 16 == 0 && from->src_stride % 8 == 0 && (uintptr_t)from->codes % 8 == 0 &&
+                   from->code_stride % 8 == 0,
     };
     fmlac_launch launch =
-        launch_of(fmlak_fp8_cast_sm80, "fmlak_fp8_cast_sm80", fmlac_ceil(p.rows * (p.cols / p.group), WARPS));
+        launch_of(fmlak_fp8_cast_sm80, "fmlak_fp8_cast_sm80", fmlac_ceil(p.rows * (p.cols / 8), THREADS));
     return fmlac_run(state, call, &launch, &p);
 }
 
@@ -137,6 +162,8 @@ fmla_status fmlac_merge_run(void *state, const fmlai_merge *from, const fmlai_ca
             .out_stride = {s->out.stride[0], s->out.stride[1]},
             .lse_stride = {s->lse.stride[0], s->lse.stride[1]},
             .dtype = (int32_t)s->out.dtype,
+            .aligned = (uintptr_t)s->out.data % 16 == 0 && s->out.stride[0] % 8 == 0 && s->out.stride[1] % 8 == 0 &&
+                       from->d % 8 == 0,
         };
     }
     fmlac_launch launch = launch_of(fmlak_merge_sm80, "fmlak_merge_sm80", fmlac_ceil(p.tokens * p.heads, WARPS));
@@ -161,6 +188,8 @@ fmla_status fmlac_permute_run(void *state, const fmlai_permute *from, const fmla
         .out_scale_stride = {from->out_scale_stride[0], from->out_scale_stride[1], from->out_scale_stride[2]},
     };
     bool q_b = from->kind == FMLA_OP_PERMUTE_Q_B;
+    p.aligned = (uintptr_t)p.weight % 16 == 0 && (uintptr_t)p.out_weight % 16 == 0 && p.cols % 16 == 0 &&
+                p.weight_stride[0] % 16 == 0 && p.weight_stride[1] % 16 == 0;
     fmlac_launch launch =
         launch_of(q_b ? fmlak_permute_q_b_sm80 : fmlak_permute_wv_sm80,
                   q_b ? "fmlak_permute_q_b_sm80" : "fmlak_permute_wv_sm80", fmlac_ceil(p.groups * p.rows, WARPS));

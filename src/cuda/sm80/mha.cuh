@@ -97,9 +97,10 @@ static __device__ __forceinline__ void copy_tile(uint32_t tile, const fmlac_pack
 
 /*
  * s = 32 rows of one tile x NT * 8 rows of another, both of BLOCKS * 64 columns: a warp's share, so that every fragment
- * feeds at least two products. Both addresses are of the warp's first row, a multiple of 8.
+ * feeds at least two products. Both addresses are of the warp's first row, a multiple of 8. UNROLL: steps of 16 columns
+ * in one stretch of code; where registers are short, fewer keep the compiler from fetching too far ahead.
  */
-template <int F16, int BLOCKS, int NT>
+template <int F16, int BLOCKS, int NT, int UNROLL = BLOCKS * 4>
 static __device__ __forceinline__ void scores_32(float s[2][NT][4], uint32_t a_rows, uint32_t b_rows)
 {
     int lane = ptx_thread() % 32;
@@ -112,7 +113,7 @@ static __device__ __forceinline__ void scores_32(float s[2][NT][4], uint32_t a_r
             s[0][n][e] = s[1][n][e] = 0.0f;
         }
     }
-#pragma unroll
+#pragma unroll UNROLL
     for (int k = 0; k < BLOCKS * 4; k++) { /* 16 columns */
         uint32_t a[2][4];
         ptx_ldmatrix_x4(a[0], a_at + k / 4 * 128 + (a_chunk ^ (k % 4 * 32)));
@@ -131,8 +132,8 @@ static __device__ __forceinline__ void scores_32(float s[2][NT][4], uint32_t a_r
 }
 
 /*
- * Results leave through shared memory: rows of `pitch` floats from its start on, 16-byte chunks swizzled like tiles', so
- * that global stores are whole rows. The caller has a barrier between staging and store_tile.
+ * Results leave through shared memory: rows of `pitch` floats from its start on, 16-byte chunks swizzled like tiles',
+ * so that global stores are whole rows. The caller has a barrier between staging and store_tile.
  */
 static __device__ __forceinline__ float *staged(int row, int column, int pitch)
 {
@@ -145,8 +146,8 @@ static __device__ __forceinline__ void stage_two(int row, int column, int pitch,
 }
 
 /* Staged rows 0 .. rows - 1, d columns wide, to tokens from `first` on of one head. */
-static __device__ __noinline__ void store_tile(const fmlac_packed &to, int pitch, int64_t first, int32_t head,
-                                               int rows, int d)
+static __device__ __noinline__ void store_tile(const fmlac_packed &to, int pitch, int64_t first, int32_t head, int rows,
+                                               int d)
 {
     int chunks = (d + 7) / 8;
     for (int i = threadIdx.x; i < rows * chunks; i += blockDim.x) {

@@ -20,18 +20,41 @@
 #define THREADS (WARPS * 32)
 #define NT      4 /* 8-column tiles of a warp's weights */
 
+/* Four neighbouring elements of a vector from a multiple of four on. */
+static __device__ __forceinline__ void load_four(float x[4], const fmlac_packed &from, int64_t at, int d, int width)
+{
+    if (from.aligned && from.dtype != FMLAC_F32) {
+        uint2 words = *(const uint2 *)((const uint16_t *)from.data + at + d);
+        bool f16 = from.dtype == FMLAC_F16;
+        x[0] = f16 ? ptx_float_of_f16(words.x & 0xFFFF) : float_of_bf16(words.x & 0xFFFF);
+        x[1] = f16 ? ptx_float_of_f16(words.x >> 16) : float_of_bf16(words.x >> 16);
+        x[2] = f16 ? ptx_float_of_f16(words.y & 0xFFFF) : float_of_bf16(words.y & 0xFFFF);
+        x[3] = f16 ? ptx_float_of_f16(words.y >> 16) : float_of_bf16(words.y >> 16);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        x[i] = d + i < width ? load_element(from.data, from.dtype, at + d + i) : 0.0f;
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(256) fmlak_mha_delta_sm80(const __grid_constant__ fmlac_mha p)
 {
-    int64_t at = (int64_t)blockIdx.x * 8 + threadIdx.x / 32;
-    int64_t token = quotient(at, p.h_q);
-    int32_t head = (int32_t)(at - token * p.h_q);
+    int64_t row = (int64_t)blockIdx.x * 8 + threadIdx.x / 32;
+    int64_t token = quotient(row, p.h_q);
+    int32_t head = (int32_t)(row - token * p.h_q);
     float sum = 0.0f;
     if (token >= p.total_q) {
         return;
     }
-    for (int d = threadIdx.x % 32; d < p.d_v; d += 32) {
-        sum += load_element(p.dout.data, p.dout.dtype, token * p.dout.stride[0] + head * p.dout.stride[1] + d) *
-               load_element(p.out.data, p.out.dtype, token * p.out.stride[0] + head * p.out.stride[1] + d);
+    for (int d = threadIdx.x % 32 * 4; d < p.d_v; d += 128) {
+        float x[4], y[4];
+        load_four(x, p.dout, token * p.dout.stride[0] + head * p.dout.stride[1], d, p.d_v);
+        load_four(y, p.out, token * p.out.stride[0] + head * p.out.stride[1], d, p.d_v);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            sum += x[i] * y[i];
+        }
     }
     for (int step = 16; step > 0; step /= 2) {
         sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
@@ -126,28 +149,53 @@ static __device__ __forceinline__ void store_gradient(const fmlac_packed &to, co
 /* What a block is about: in shared memory, for registers are short. */
 typedef struct keys_work {
     mha_work w;
-    int32_t count_q, first; /* the first query of its tile that sees the block's first key, a multiple of STEP */
-    float lse[STEP], delta[STEP];
+    int32_t count_q;
+    int32_t head, query; /* of the first step: its queries are the first that see the block's first key */
+    int32_t per_head, steps;
 } keys_work;
 
-/* Starts copying a step's queries of one head, and reads their lse and delta. */
-template <int KB>
-static __device__ __forceinline__ void copy_queries(const fmlac_mha &p, keys_work &work, uint32_t tile, int32_t head,
-                                                    int32_t query)
+/* A step's head and first query: reckoned where they are needed, for registers are short. */
+static __device__ __forceinline__ void locate_step(const keys_work &work, int step, int32_t *head, int32_t *query)
 {
+    int turn = step / work.per_head;
+    *head = work.head + turn;
+    *query = work.query + (step - turn * work.per_head) * STEP;
+}
+
+/* Starts copying a step's queries, and reads their lse and delta: two rows of STEP floats. */
+template <int KB>
+static __device__ __forceinline__ void copy_queries(const fmlac_mha &p, const keys_work &work, uint32_t tile,
+                                                    uint32_t floats, int step)
+{
+    int32_t head, query;
+    locate_step(work, step, &head, &query);
     int64_t token = work.w.first_q + query + threadIdx.x;
     bool there = query + (int)threadIdx.x < work.count_q;
     copy_tile<STEP, THREADS, KB>(tile, p.q, head, work.w.first_q + query, work.count_q - query, p.d_qk);
     if (threadIdx.x < STEP) {
-        work.lse[threadIdx.x] = there ? row_lse(p, token, head) : FMLAC_INFINITY;
-        work.delta[threadIdx.x] = there ? p.delta[head * p.total_q + token] : 0.0f;
+        float lse = there ? row_lse(p, token, head) : FMLAC_INFINITY;
+        float delta = there ? p.delta[head * p.total_q + token] : 0.0f;
+        ptx_store_shared_u32(floats + threadIdx.x * 4, __float_as_uint(lse));
+        ptx_store_shared_u32(floats + (STEP + threadIdx.x) * 4, __float_as_uint(delta));
     }
 }
 
-/* Weights from scores (keys are rows); those of pairs that do not attend are 0. */
-static __device__ __forceinline__ void weigh_keys(float s[2][NT][4], const keys_work &work, bool causal, float scale,
-                                                  int query)
+template <int VB>
+static __device__ __forceinline__ void copy_gradients(const fmlac_mha &p, const keys_work &work, uint32_t tile,
+                                                      int step)
 {
+    int32_t head, query;
+    locate_step(work, step, &head, &query);
+    copy_tile<STEP, THREADS, VB>(tile, p.dout, head, work.w.first_q + query, work.count_q - query, p.d_v);
+}
+
+/* Weights from scores (keys are rows); those of pairs that do not attend are 0. */
+static __device__ __forceinline__ void weigh_keys(float s[2][NT][4], const keys_work &work, uint32_t floats,
+                                                  bool causal, float scale, int step)
+{
+    int32_t head, query;
+    __syncwarp();
+    locate_step(work, step, &head, &query);
     int thread = ptx_thread(), lane = thread % 32, column = thread / 32 % 2 * NT * 8 + lane % 4 * 2;
     int key = (int)work.w.row0 + thread / 64 * 32 + lane / 4, count_k = (int)work.w.count_k;
     /* Columns from which on a key is seen. */
@@ -156,12 +204,12 @@ static __device__ __forceinline__ void weigh_keys(float s[2][NT][4], const keys_
     for (int n = 0; n < NT; n++) {
 #pragma unroll
         for (int e = 0; e < 2; e++) {
-            float lse = work.lse[column + n * 8 + e];
+            float lse = __uint_as_float(ptx_load_shared_u32(floats + (column + n * 8 + e) * 4));
 #pragma unroll
             for (int r = 0; r < 4; r++) {
                 float *x = &s[r / 2][n][r % 2 * 2 + e];
-                bool attended = lse != FMLAC_INFINITY && key + 8 * r < count_k &&
-                                (!causal || column + n * 8 + e >= from + 8 * r);
+                bool attended =
+                    lse != FMLAC_INFINITY && key + 8 * r < count_k && (!causal || column + n * 8 + e >= from + 8 * r);
                 *x = attended ? ptx_exp2(fmaf(*x, scale, -lse)) : 0.0f;
             }
         }
@@ -170,18 +218,20 @@ static __device__ __forceinline__ void weigh_keys(float s[2][NT][4], const keys_
 
 /* s = P' (dP' - delta) of 16 queries at a time: registers are short. */
 template <int F16, int VB>
-static __device__ __forceinline__ void slope_keys(float s[2][NT][4], const keys_work &work, uint32_t values,
+static __device__ __forceinline__ void slope_keys(float s[2][NT][4], uint32_t floats, uint32_t values,
                                                   uint32_t gradients)
 {
-    int thread = ptx_thread(), row = thread / 64 * 32, column = thread / 32 % 2 * NT * 8;
 #pragma unroll
     for (int n = 0; n < NT; n += 2) {
+        int thread = ptx_thread(), row = thread / 64 * 32, column = thread / 32 % 2 * NT * 8;
         float dp[2][2][4];
         __syncwarp(); /* nothing of one half is fetched during the other: registers would not suffice */
-        scores_32<F16, VB, 2>(dp, values + row * VB * 128, gradients + (column + n * 8) * VB * 128);
+        scores_32<F16, VB, 2, 4>(dp, values + row * VB * 128, gradients + (column + n * 8) * VB * 128);
+        __syncwarp();
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            float delta = work.delta[column + (n + i / 2) * 8 + thread % 4 * 2 + i % 2];
+            uint32_t at = floats + (STEP + column + (n + i / 2) * 8 + thread % 4 * 2 + i % 2) * 4;
+            float delta = __uint_as_float(ptx_load_shared_u32(at));
 #pragma unroll
             for (int r = 0; r < 4; r++) {
                 float *x = &s[r / 2][n + i / 2][r % 2 * 2 + i % 2];
@@ -196,53 +246,50 @@ template <int F16, int KB, int VB> static __device__ __forceinline__ void keys_b
     __shared__ keys_work work;
     uint32_t keys = ptx_shared_address(ptx_shared()), values = keys + ROWS * KB * 128;
     uint32_t queries = values + ROWS * VB * 128, gradients = queries + STEP * KB * 128;
-    uint32_t weights = gradients + STEP * VB * 128, slopes = weights + ROWS * 128;
+    uint32_t weights = gradients + STEP * VB * 128, slopes = weights + ROWS * 128, floats = slopes + ROWS * 128;
     mha_work w;
     if (!mha_locate(p, false, ROWS, p.h_kv, &w)) {
         return;
     }
     if (threadIdx.x == 0) {
+        int64_t before = p.causal ? clamped(w.row0 - (w.count_k - w.count_q), 0, w.count_q) / STEP * STEP : 0;
         work.w = w;
         work.count_q = (int32_t)w.count_q;
-        work.first = p.causal ? (int32_t)clamped(w.row0 - (w.count_k - w.count_q), 0, w.count_q) / STEP * STEP : 0;
+        work.head = w.head * (p.h_q / p.h_kv);
+        work.query = (int32_t)before;
+        work.per_head = (int32_t)(w.count_q - before + STEP - 1) / STEP;
+        work.steps = work.per_head * (p.h_q / p.h_kv);
     }
     __syncthreads();
-    int32_t group = p.h_q / p.h_kv, head = w.head * group, query = work.first;
-    int32_t steps = (work.count_q - query + STEP - 1) / STEP * group;
     float dk[2][KB * 4][4], dv[2][VB * 4][4];
     clear<KB * 4>(dk);
     clear<VB * 4>(dv);
     copy_tile<ROWS, THREADS, KB>(keys, p.k, w.head, w.first_k + w.row0, (int32_t)(w.count_k - w.row0), p.d_qk);
     copy_tile<ROWS, THREADS, VB>(values, p.v, w.head, w.first_k + w.row0, (int32_t)(w.count_k - w.row0), p.d_v);
-    if (steps > 0) {
-        copy_queries<KB>(p, work, queries, head, query);
+    if (work.steps > 0) {
+        copy_queries<KB>(p, work, queries, floats, 0);
     }
     ptx_copy_async_commit();
 #pragma unroll 1
-    for (; steps > 0; steps--) {
+    for (int step = 0; step < work.steps; step++) {
         ptx_copy_async_wait<0>();
         __syncthreads(); /* queries are there; gradients and weights are free */
-        copy_tile<STEP, THREADS, VB>(gradients, p.dout, head, work.w.first_q + query, work.count_q - query, p.d_v);
+        copy_gradients<VB>(p, work, gradients, step);
         ptx_copy_async_commit();
         float s[2][NT][4];
-        scores_32<F16, KB, NT>(s, keys + threadIdx.x / 64 * 32 * KB * 128,
-                               queries + threadIdx.x / 32 % 2 * NT * 8 * KB * 128);
-        weigh_keys(s, work, p.causal, p.scale * LOG2_E, query);
+        scores_32<F16, KB, NT>(s, keys + ptx_thread() / 64 * 32 * KB * 128,
+                               queries + ptx_thread() / 32 % 2 * NT * 8 * KB * 128);
+        weigh_keys(s, work, floats, p.causal, p.scale * LOG2_E, step);
         store_weights<F16>(weights, s);
         ptx_copy_async_wait<0>();
         __syncthreads(); /* gradients are there */
-        slope_keys<F16, VB>(s, work, values, gradients);
+        slope_keys<F16, VB>(s, floats, values, gradients);
         store_weights<F16>(slopes, s);
         __syncthreads(); /* weights and slopes are there */
         add_gradients<F16, KB>(dk, slopes, queries);
         __syncthreads(); /* queries are free */
-        query += STEP;
-        if (query >= work.count_q) {
-            query = work.first;
-            head++;
-        }
-        if (steps > 1) {
-            copy_queries<KB>(p, work, queries, head, query);
+        if (step + 1 < work.steps) {
+            copy_queries<KB>(p, work, queries, floats, step + 1);
         }
         ptx_copy_async_commit();
         add_gradients<F16, VB>(dv, weights, gradients);
@@ -348,11 +395,11 @@ template <int F16, int KB, int VB> static __device__ __forceinline__ void querie
                        p.scale);
 }
 
-#define KERNEL(side, suffix, f16, kb, vb)                                                                      \
-    extern "C" __global__ void __launch_bounds__(THREADS, 2)                                                   \
-        fmlak_mha_##side##_##suffix##_sm80(const __grid_constant__ fmlac_mha p)                                \
-    {                                                                                                          \
-        side##_block<f16, kb, vb>(p);                                                                          \
+#define KERNEL(side, suffix, f16, kb, vb)                                                                              \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2)                                                           \
+        fmlak_mha_##side##_##suffix##_sm80(const __grid_constant__ fmlac_mha p)                                        \
+    {                                                                                                                  \
+        side##_block<f16, kb, vb>(p);                                                                                  \
     }
 
 KERNEL(keys, bf16_64, 0, 1, 1)

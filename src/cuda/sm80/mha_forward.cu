@@ -275,7 +275,7 @@ template <int F16, int KB, int VB> static __device__ __forceinline__ void forwar
             settle_odd_values<F16, VB>(out, values, work, p.causal, base);
         }
         float s[2][NT][4];
-        scores_32<F16, KB, NT>(s, queries + threadIdx.x / 32 * 32 * KB * 128, keys);
+        scores_32<F16, KB, NT>(s, queries + ptx_thread() / 32 * 32 * KB * 128, keys);
         ptx_copy_async_wait<0>();
         __syncthreads();
         if (base + KEYS < work.most) {
@@ -294,10 +294,10 @@ template <int F16, int KB, int VB> static __device__ __forceinline__ void forwar
     store_queries<VB>(p, work, reference, sum, out);
 }
 
-#define KERNEL(name, f16, kb, vb)                                                                              \
-    extern "C" __global__ void __launch_bounds__(THREADS, 2) name(const __grid_constant__ fmlac_mha p)         \
-    {                                                                                                          \
-        forward_block<f16, kb, vb>(p);                                                                         \
+#define KERNEL(name, f16, kb, vb)                                                                                      \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2) name(const __grid_constant__ fmlac_mha p)                 \
+    {                                                                                                                  \
+        forward_block<f16, kb, vb>(p);                                                                                 \
     }
 
 KERNEL(fmlak_mha_forward_bf16_64_sm80, 0, 1, 1)

@@ -1,38 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * quantize.cu: tokens into and out of caches, and between caches: one warp per token and KV head. Bit for bit what
- * src/format does; which quantiser a group gets follows from the types of its codes and its scale.
+ * quantize.cu: tokens into and out of caches, and between caches, for any format at any address: one warp per token and
+ * KV head, an element at a time. Caches of the usual formats and alignment go through quantize_8.cu.
  */
-#define FMLAC_INLINE_DIVISION
-#include "common/token.cuh"
-
-#define WARPS 8
-
-/* A token's place in a pool. */
-typedef struct place {
-    uint8_t *row, *scales; /* NULL: not in the pool */
-} place;
-
-/* Token number i of a call: slots[i], or i itself. */
-static __device__ __forceinline__ place place_of(const fmlac_slots &slots, const fmlac_pool &pool, int64_t i)
-{
-    place at = {nullptr, nullptr};
-    int64_t slot = i;
-    if (slots.data) {
-        slot = slots.dtype == FMLAC_I64 ? ((const int64_t *)slots.data)[i * slots.stride]
-                                        : (int64_t)((const int32_t *)slots.data)[i * slots.stride];
-    }
-    int64_t page = slot < 0 ? pool.num_pages : quotient(slot, pool.page_size);
-    if (page < pool.num_pages) {
-        uint8_t *begin = pool.data + page * pool.page_stride;
-        int64_t offset = slot - page * pool.page_size;
-        at.row = begin + offset * pool.token_stride;
-        at.scales = pool.layout == FMLAC_LAYOUT_PAGE
-                        ? begin + pool.page_size * pool.token_stride + offset * pool.scale_row_bytes + pool.scale_offset
-                        : at.row + pool.scale_offset;
-    }
-    return at;
-}
+#include "quantize.cuh"
 
 /* Where values to be written come from: rows of a tensor, or a token of another pool as attention sees it. */
 typedef struct source {
@@ -64,66 +35,6 @@ static __device__ __forceinline__ float group_top(const source &from, int32_t be
     return top;
 }
 
-static __device__ __forceinline__ bool is_finite(float x)
-{
-    return !is_nan(x) && !is_infinite(x);
-}
-
-static __device__ __forceinline__ float scale_power_of_two(float top, float largest)
-{
-    float u = __fdiv_rn(top, largest);
-    u = u < 1e-4f ? 1e-4f : u;
-    return is_finite(u) ? power_of_two(ceil_log2(u)) : u;
-}
-
-static __device__ __forceinline__ float scale_e4m3(float top, float largest)
-{
-    float u = __fdiv_rn(top, largest);
-    if (!is_finite(top)) {
-        return FMLAC_NAN;
-    }
-    u = u < 0.001953125f ? 0.001953125f : u > 448.0f ? 448.0f : u;
-    return float_of_e4m3(e4m3_of_float(u, false));
-}
-
-/* V32 as first published: the quotient rounded to the source's dtype; a scale of 0 becomes 1. */
-static __device__ __forceinline__ float scale_historic(float top, float largest, int32_t dtype)
-{
-    float u = __fdiv_rn(top, largest);
-    if (dtype == FMLAC_BF16) {
-        u = round_to_bf16(u);
-    } else if (dtype == FMLAC_F16) {
-        u = ptx_float_of_f16(f16_of_float(u));
-    }
-    return u == 0.0f ? 1.0f : u;
-}
-
-static __device__ __forceinline__ float group_scale(const fmlac_pool &pool, float top, int32_t dtype, bool historic)
-{
-    float largest = pool.element == FMLAC_F4_E2M1 ? 6.0f : 448.0f;
-    if (pool.scale == FMLAC_NONE) {
-        return 1.0f;
-    }
-    if (pool.scale == FMLAC_F8_E4M3) {
-        return scale_e4m3(top, largest);
-    }
-    return historic && pool.scale == FMLAC_F32 ? scale_historic(top, largest, dtype) : scale_power_of_two(top, largest);
-}
-
-static __device__ __forceinline__ void store_scale(uint8_t *scales, int32_t kind, int32_t group, float scale)
-{
-    uint32_t bits = __float_as_uint(scale);
-    if (kind == FMLAC_F32) {
-        for (int i = 0; i < 4; i++) {
-            scales[group * 4 + i] = (uint8_t)(bits >> (8 * i));
-        }
-    } else if (kind == FMLAC_F8_E8M0) {
-        scales[group] = (uint8_t)(bits >> 23); /* a power of two; infinity and NaN give 0xFF */
-    } else if (kind == FMLAC_F8_E4M3) {
-        scales[group] = (uint8_t)(is_nan(scale) ? 0x7F : e4m3_of_float(scale, false));
-    }
-}
-
 static __device__ __forceinline__ void store_u16(uint8_t *to, uint32_t x)
 {
     to[0] = (uint8_t)x;
@@ -144,18 +55,6 @@ static __device__ __forceinline__ void store_codes(const fmlac_pool &pool, uint8
         float y = j + 1 < end ? __fdiv_rn(__fdiv_rn(value_at(from, j + 1), pool.outer_scale), scale) : 0.0f;
         row[j / 2] = (uint8_t)(e2m1_of_float(x) | e2m1_of_float(y) << 4);
     }
-}
-
-/* Zeroes a token's own bytes, so that padding in its record is defined. */
-static __device__ __forceinline__ void clear_token(const fmlac_pool &pool, uint8_t *row, uint8_t *scales)
-{
-    for (int32_t i = threadIdx.x % 32; i < pool.data_row_bytes; i += 32) {
-        row[i] = 0;
-    }
-    for (int32_t i = threadIdx.x % 32; i < pool.scale_row_bytes; i += 32) {
-        (scales - pool.scale_offset)[i] = 0;
-    }
-    __syncwarp();
 }
 
 static __device__ __forceinline__ void write_token(const fmlac_pool &pool, const place &to, int32_t head,
@@ -182,15 +81,6 @@ static __device__ __forceinline__ void write_token(const fmlac_pool &pool, const
     for (int32_t j = pool.quant_dims + threadIdx.x % 32; j < pool.d_qk; j += 32) {
         store_u16(row + pool.rope_offset + 2 * (j - pool.quant_dims), bf16_of_float(value_at(from, j)));
     }
-}
-
-/* Warp number `at` of the launch: token at / heads, head at % heads. */
-static __device__ __forceinline__ bool own_token(int64_t count, int32_t heads, int64_t *token, int32_t *head)
-{
-    int64_t at = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
-    *token = quotient(at, heads);
-    *head = (int32_t)(at - *token * heads);
-    return *token < count;
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32) fmlak_quantize_sm80(const __grid_constant__ fmlac_transcode p)

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* small.cu: merge of partial states, index conversion, the e4m3 cast of a matrix, weight permutations, schedule tables.
  */
+#define FMLAC_INLINE_DIVISION
 #include "common/list.cuh"
+#include "eight.cuh"
 
 #define THREADS 256
 
@@ -20,6 +22,19 @@ static __device__ __forceinline__ int64_t own_warp(void)
 static __device__ __forceinline__ float state_lse(const fmlac_merge_state &s, int64_t token, int32_t head)
 {
     return s.lse[token * s.lse_stride[0] + head * s.lse_stride[1]];
+}
+
+/* Elements at .. at + width - 1 of a state's out; width: at most 8. */
+static __device__ __forceinline__ void load_state(const fmlac_merge_state &s, int64_t at, int32_t width, float x[8])
+{
+    if (s.aligned) {
+        load_rows_8(s.out, s.dtype, at, x);
+        return;
+    }
+#pragma unroll
+    for (int e = 0; e < 8; e++) {
+        x[e] = e < width ? load_element(s.out, s.dtype, at + e) : 0.0f;
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) fmlak_merge_sm80(const __grid_constant__ fmlac_merge p)
@@ -41,19 +56,33 @@ extern "C" __global__ void __launch_bounds__(THREADS) fmlak_merge_sm80(const __g
         float lse = state_lse(p.states[i], token, head);
         sum += is_infinite(lse) ? 0.0f : expf(lse - max);
     }
-    float total = p.sink && !empty ? sum + expf(p.sink[head] - max) : sum;
+    float inverse = __fdiv_rn(1.0f, p.sink && !empty ? sum + expf(p.sink[head] - max) : sum);
     int64_t to = token * p.out.stride[0] + head * p.out.stride[1];
-    for (int32_t d = lane; d < p.d; d += 32) {
-        float x = 0.0f;
+    for (int32_t d = lane * 8; d < p.d; d += 256) {
+        float sums[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
+        int32_t width = p.d - d < 8 ? p.d - d : 8;
         for (int32_t i = 0; i < p.count; i++) {
             const fmlac_merge_state &s = p.states[i];
             float lse = state_lse(s, token, head);
             if (!is_infinite(lse)) {
-                x += expf(lse - max) / total *
-                     load_element(s.out, s.dtype, token * s.out_stride[0] + head * s.out_stride[1] + d);
+                float x[8], weight = expf(lse - max) * inverse;
+                load_state(s, token * s.out_stride[0] + head * s.out_stride[1] + d, width, x);
+#pragma unroll
+                for (int e = 0; e < 8; e++) {
+                    sums[e] += weight * x[e];
+                }
             }
         }
-        store_element(p.out.data, p.out.dtype, to + d, x);
+        if (p.out.aligned) {
+            store_rows_8(p.out, to + d, sums);
+            continue;
+        }
+#pragma unroll
+        for (int e = 0; e < 8; e++) {
+            if (e < width) {
+                store_element(p.out.data, p.out.dtype, to + d + e, sums[e]);
+            }
+        }
     }
     if (lane == 0 && p.lse.data) {
         ((float *)p.lse.data)[token * p.lse.stride[0] + head * p.lse.stride[1]] = empty ? p.empty_lse : max + logf(sum);
@@ -84,33 +113,48 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     p.indices[request * p.index_stride[0] + j * p.index_stride[1] + i] = (int32_t)slot;
 }
 
-/* ---- cast: one warp per (row, group) ----------------------------------------------------------------------------- */
+/* ---- cast: a lane has eight columns, a group 4 or 16 neighbouring lanes ------------------------------------------ */
 
 extern "C" __global__ void __launch_bounds__(THREADS) fmlak_fp8_cast_sm80(const __grid_constant__ fmlac_fp8_cast p)
 {
-    int64_t at = own_warp();
-    int64_t groups = p.cols / p.group;
-    int64_t row = quotient(at, groups), group = at - row * groups;
-    int lane = threadIdx.x % 32;
-    if (row >= p.rows) {
-        return;
+    int64_t at = own_item(), chunks = p.cols / 8;
+    int64_t row = quotient(at, chunks), column = (at - row * chunks) * 8;
+    int64_t from = row * p.src_stride + column, to = row * p.code_stride + column;
+    bool there = row < p.rows;
+    float x[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f}, top = 1e-4f;
+    if (there && p.aligned) {
+        load_rows_8(p.src, p.dtype, from, x);
+    } else if (there) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            x[i] = load_element(p.src, p.dtype, from + i);
+        }
     }
-    float top = 1e-4f;
-    for (int i = lane; i < p.group; i += 32) {
-        top = fmaxf(top, fabsf(load_element(p.src, p.dtype, row * p.src_stride + group * p.group + i)));
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        top = fmaxf(top, fabsf(x[i]));
     }
-    for (int step = 16; step > 0; step /= 2) {
+    for (int step = 1; step < p.group / 8; step *= 2) {
         top = fmaxf(top, __shfl_xor_sync(0xFFFFFFFFu, top, step));
     }
     bool infinite = is_infinite(top);
     int e = infinite ? 128 : ceil_log2(__fdiv_rn(top, 448.0f));
     float inverse = power_of_two(infinite ? 0 : -e);
-    for (int i = lane; i < p.group; i += 32) {
-        float x = load_element(p.src, p.dtype, row * p.src_stride + group * p.group + i);
-        p.codes[row * p.code_stride + group * p.group + i] =
-            (uint8_t)(infinite || is_nan(x) ? 0x7F : e4m3_of_float(x * inverse, true));
+    uint32_t codes[2] = {0, 0};
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        codes[i / 4] |= (infinite || is_nan(x[i]) ? 0x7F : e4m3_fast(x[i] * inverse)) << (8 * (i & 3));
     }
-    if (lane == 0) {
+    if (there && p.aligned) {
+        *(uint2 *)(p.codes + to) = {codes[0], codes[1]};
+    } else if (there) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            p.codes[to + i] = (uint8_t)(codes[i / 4] >> (8 * (i & 3)));
+        }
+    }
+    if (there && column % p.group == 0) {
+        int64_t group = column / p.group;
         p.scale[(row + group / 4 * p.scale_rows) * 4 + group % 4] = (uint8_t)(e + 127);
     }
 }
@@ -127,8 +171,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) fmlak_permute_q_b_sm80(con
     }
     int64_t h = quotient(row, p.d), d = row - h * p.d;
     int64_t to = d % 16 + 16 * h + d / 16 * 16 * p.heads;
-    for (int64_t c = lane; c < p.cols; c += 32) {
-        p.out_weight[to * p.cols + c] = p.weight[row * p.weight_stride[1] + c];
+    if (p.aligned) {
+        for (int64_t c = lane * 16; c < p.cols; c += 512) {
+            *(uint4 *)(p.out_weight + to * p.cols + c) = *(const uint4 *)(p.weight + row * p.weight_stride[1] + c);
+        }
+    } else {
+        for (int64_t c = lane; c < p.cols; c += 32) {
+            p.out_weight[to * p.cols + c] = p.weight[row * p.weight_stride[1] + c];
+        }
     }
     for (int64_t w = lane; w < p.words; w += 32) {
         p.out_scale[to * p.out_scale_stride[1] + w * p.out_scale_stride[2]] =
@@ -150,9 +200,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) fmlak_permute_wv_sm80(cons
     const int32_t *scale = p.scale + group * p.scale_stride[0] + row * p.scale_stride[1];
     uint8_t *to = p.out_weight + (group * p.rows + row) * p.cols;
     int32_t *out_scale = p.out_scale + group * p.out_scale_stride[0] + row * p.out_scale_stride[1];
-    for (int32_t i = 0; i < chunks * p.heads; i++) {
-        int32_t source = i % p.heads * chunks + i / p.heads;
-        to[(int64_t)i * 32 + lane] = from[(int64_t)source * 32 + lane];
+    int32_t each = p.aligned ? 16 : 1, lanes = 32 / each; /* bytes at a time, lanes to a chunk */
+    for (int32_t i = lane / lanes; i < chunks * p.heads; i += each) {
+        int32_t source = i % p.heads * chunks + i / p.heads, byte = lane % lanes * each;
+        if (p.aligned) {
+            *(uint4 *)(to + i * 32 + byte) = *(const uint4 *)(from + source * 32 + byte);
+        } else {
+            to[i * 32 + byte] = from[source * 32 + byte];
+        }
     }
     for (int32_t w = lane; w < p.words; w += 32) {
         uint32_t word = 0;
