@@ -61,6 +61,11 @@ def is_plain(kv_format):
     return kv_format in (c.KV_BF16, c.KV_F16)
 
 
+def looks_page_level(view, kv_format):
+    """Whether a cache that is read token by token has the page stride of a page-level one."""
+    return kv_format in (c.KV_V41, c.KV_V41_FP4) and view.shape[0] > 1 and view.stride[0] % view.shape[3] != 0
+
+
 def pack(view, kv_format, name):
     """The bytes of the fmla_kv_cache. Strides of dimensions of one element do not matter and are left to the library;
     a page stride may be larger than the page."""
@@ -75,7 +80,7 @@ def pack(view, kv_format, name):
                 f"{name}: stride[{dim}] is 0 (expanded); allowed: memory of its own for every token"
             )
     unit = 2 if plain else 1
-    if kv_format in (c.KV_V41, c.KV_V41_FP4) and pages > 1 and page_stride % width != 0:
+    if looks_page_level(view, kv_format):
         warnings.warn(
             f"{name}: its page stride {page_stride} is no multiple of {width}, so its pages seem to be "
             "page-level; pass kv_layout='page' if they are",
@@ -104,4 +109,5 @@ def add(call, field, cache, d_qk, layout, name):
     view = array(cache, name)
     kv_format = format_of(view, d_qk, layout, name)
     call.cache(field, view, pack(view, kv_format, name), name)
+    call.warned = call.warned or looks_page_level(view, kv_format)
     return kv_format, view

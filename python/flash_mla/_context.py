@@ -48,6 +48,7 @@ class Context:
 class _PerThread(threading.local):
     def __init__(self):
         self.contexts = {}
+        self.plans = {}
 
 
 _here = _PerThread()
@@ -69,6 +70,11 @@ def context(device):
     return found
 
 
+def plans():
+    """This thread's plans (_plans.py)."""
+    return _here.plans
+
+
 _units = {}
 
 
@@ -80,11 +86,18 @@ def compute_units(device):
     return _units[device]
 
 
+_raw_stream = None
+
+
 def current_stream(index):
     """The cudaStream_t of torch's current stream on a device, as an integer."""
-    torch = sys.modules["torch"]
-    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-    return raw(index) if raw is not None else torch.cuda.current_stream(index).cuda_stream
+    global _raw_stream
+    if _raw_stream is None:
+        torch = sys.modules["torch"]
+        _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (
+            lambda i: torch.cuda.current_stream(i).cuda_stream
+        )
+    return _raw_stream(index)
 
 
 def _offsets(struct):
@@ -109,6 +122,7 @@ class Call:
         self.views = []
         self.device = None
         self.first = None
+        self.warned = False  # whether an argument looked odd enough to say so
 
     def tensor(self, field, x, name=None, base=0, kind=None):
         """Sets a tensor field from an argument; None leaves it absent. Returns the view."""

@@ -45,8 +45,10 @@ def decode(
     layout,
     out=None,
     lse=None,
+    keeper=None,
 ):
-    """fmla_decode; returns (out [b, s_q, h_q, d_v], lse [b, h_q, s_q]), ragged (out [n, h_q, d_v], lse [h_q, n])."""
+    """fmla_decode; returns (out [b, s_q, h_q, d_v], lse [b, h_q, s_q]), ragged (out [n, h_q, d_v], lse [h_q, n]).
+    keeper (_plans.py) is told of a call that went well."""
     call = Call(c.DecodeArgs)
     args = call.args
     view = call.tensor("q", q)
@@ -78,6 +80,8 @@ def decode(
     args.batch_invariant = bool(batch_invariant)
     args.empty_lse = c.EMPTY_LSE_POS_INF
     call.run(lib.fmla_decode, lib.fmla_decode_workspace_size)
+    if keeper is not None:
+        keeper.keep(call, out, lse)
     return out, lse
 
 

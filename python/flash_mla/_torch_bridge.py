@@ -35,6 +35,11 @@ def traced(q):
     return attach() is not None and _operators.is_traced(q)
 
 
+def eager(q):
+    """True if q is a plain torch tensor and nothing is being traced."""
+    return not is_compiling() and type(q) in _plain_types
+
+
 def operators():
     """The operators registered with torch."""
     return _operators

@@ -15,6 +15,7 @@ from . import _caches as caches
 from . import _library as c
 from . import _metadata as metadata
 from . import _operations as operations
+from . import _plans as plans
 from . import _torch_bridge as bridge
 from . import compat
 from ._metadata import FlashMLASchedMeta, get_mla_metadata
@@ -101,6 +102,39 @@ def flash_mla_with_kvcache(
             None,
             is_fp8_kvcache if is_array(is_fp8_kvcache) else indices,
         )
+    arrays = (
+        q,
+        k_cache,
+        block_table,
+        cache_seqlens,
+        indices,
+        attn_sink,
+        extra_k_cache,
+        extra_indices_in_kvcache,
+        topk_length,
+        extra_topk_length,
+        cu_seqlens_q,
+    )
+    meta, keeper = tile_scheduler_metadata, None
+    if out is None and lse is None and bridge.eager(q):
+        options = (
+            head_dim_v,
+            type(meta),
+            None if softmax_scale is None else float(softmax_scale),
+            bool(causal),
+            None if is_fp8_kvcache is None else bool(is_fp8_kvcache),
+            bool(enable_batch_invariant),
+            kv_layout,
+            compat.get_compat(),
+        )
+        key, plan = plans.find(options, arrays)
+        results = None if plan is None else plan.run(arrays)
+        if results is not None:
+            if type(meta) is FlashMLASchedMeta and not (meta.have_initialized and meta.config is plan.config):
+                plan.config = _remember(meta, arrays, causal, enable_batch_invariant, plan.config)
+            return results
+        if key is not None:
+            keeper = plans.Keeper(key, arrays)
     _check_decode(
         head_dim_v,
         tile_scheduler_metadata,
@@ -156,22 +190,10 @@ def flash_mla_with_kvcache(
         layout,
         out,
         lse,
+        keeper,
     )
-    if isinstance(tile_scheduler_metadata, FlashMLASchedMeta):
-        _remember(
-            tile_scheduler_metadata,
-            q,
-            k_cache,
-            causal,
-            indices,
-            extra_k_cache,
-            extra_indices_in_kvcache,
-            enable_batch_invariant,
-            cu_seqlens_q,
-            cache_seqlens,
-            topk_length,
-            extra_topk_length,
-        )
+    if isinstance(meta, FlashMLASchedMeta):
+        _remember(meta, arrays, causal, enable_batch_invariant)
     return results
 
 
@@ -241,21 +263,11 @@ def _shape(x, name):
     return array(x, name).shape if shape is None else shape
 
 
-def _remember(
-    meta,
-    q,
-    k_cache,
-    causal,
-    indices,
-    extra_k_cache,
-    extra_indices,
-    batch_invariant,
-    cu_seqlens_q,
-    cache_seqlens,
-    topk_length,
-    extra_topk_length,
-):
-    shape, cache = _shape(q, "q"), _shape(k_cache, "k_cache")
+def _remember(meta, arrays, causal, batch_invariant, known=None):
+    """Records a call in a metadata object, or compares it with the one recorded there. Returns the Config that the
+    object then holds: `known`, if it is an equal one."""
+    q, k_cache, _, cache_seqlens, indices, _, extra_k_cache, extra_indices, topk_length, extra_topk_length = arrays[:-1]
+    shape, cache, cu_seqlens_q = _shape(q, "q"), _shape(k_cache, "k_cache"), arrays[-1]
     if cu_seqlens_q is not None:
         b, s_q, h_q = _shape(cu_seqlens_q, "cu_seqlens_q")[0] - 1, shape[0], shape[1]
     else:
@@ -273,15 +285,17 @@ def _remember(
         None if extra_k_cache is None else _shape(extra_indices, "extra_indices_in_kvcache")[-1],
         bool(batch_invariant),
     )
-    if meta.have_initialized and meta.config == config:
-        return
-    metadata.remember(
-        meta,
-        config,
-        lambda: metadata.first_call_tables(
-            q, config, indices is not None, cache_seqlens, topk_length, extra_topk_length
-        ),
-    )
+    if not (meta.have_initialized and meta.config == config):
+        metadata.remember(
+            meta,
+            config,
+            lambda: metadata.first_call_tables(
+                q, config, indices is not None, cache_seqlens, topk_length, extra_topk_length
+            ),
+        )
+    if known == config:
+        meta.config = known
+    return meta.config
 
 
 # ---- sparse prefill ----------------------------------------------------------------------------------------

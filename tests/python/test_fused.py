@@ -107,6 +107,11 @@ def test_prefill(kit):
         assert (kit.value(lse)[r] == INF).all() and (kit.value(max_logits)[r] == -INF).all()
 
 
+def attends(indices, tokens, length):
+    """Which slots of [s_q, topk] are attended."""
+    return (indices >= 0) & (indices < tokens) & (np.arange(indices.shape[1]) < length[:, None])
+
+
 @pytest.mark.parametrize(
     "main, extra",
     [
@@ -148,12 +153,18 @@ def test_decode_equals_prefill_over_the_same_tokens(kit, main, extra):
         **keywords,
     )
     case.check(kit, codes, scales, lse, lambda r: rows[r])
-    longest = max(map(len, rows))
-    dense = np.full((6, 1, longest), -1)
-    for r, mine in enumerate(rows):
-        dense[r, 0, : len(mine)] = sum(map(len, rows[:r])) + np.arange(len(mine))
+    # The same bits as prefill over every token of both caches, slot by slot: main slots first, then extra slots.
+    slots = [np.where(attends(indices, 27, length), indices, -1)]
+    pool = [tokens]
+    if extra:
+        slots.append(np.where(attends(extra_indices, 20, extra_length), extra_indices + 27, -1))
+        pool.append(extra_tokens)
     again = fused.prefill(
-        *case.head, kit.bf16(np.concatenate(rows)[:, None]), kit.i32(dense), SCALE, attn_sink=case.sink_array
+        *case.head,
+        kit.bf16(np.concatenate(pool)[:, None]),
+        kit.i32(np.concatenate(slots, 1)[:, None]),
+        SCALE,
+        attn_sink=case.sink_array,
     )
     assert (kit.raw(codes) == kit.raw(again[0])).all() and (kit.value(scales) == kit.value(again[1])).all()
     assert (kit.value(lse) == kit.value(again[3])).all()
