@@ -36,12 +36,16 @@ _address = ctypes.c_uint64.from_buffer
 
 
 def find(options, arrays):
-    """(key, plan or None) of a call; no key where it is not made of torch tensors."""
+    """(key, plan or None) of a call; no key where it is not made of torch tensors.
+
+    What is asked of a tensor is what costs least and still settles its part of the args struct: strides only where
+    they are not those of the shape. get_device is -1 on the host.
+    """
     try:
         key = (
             options,
             *[
-                None if x is None else (x.dtype, x.shape, x.stride(), x.device, x.requires_grad)
+                None if x is None else (x.dtype, x.shape, x.is_contiguous() or x.stride(), x.get_device())
                 for x in arrays
             ],
         )
@@ -73,40 +77,56 @@ def forget():
     _context.plans().clear()
 
 
+def _like(torch, beside, dtype, shape):
+    """One element that looks like a tensor of this shape: empty_like() makes a contiguous one of it, in half the time
+    that a shape and a dtype take."""
+    one = torch.empty(1, dtype=dtype, device=beside.device)
+    return one.expand(shape) if 0 not in shape else one.new_empty(shape)
+
+
 class Plan:
     """One kind of call, ready to be made again."""
 
-    __slots__ = ("args", "pointer", "cells", "out", "lse", "workspace", "handle", "stream", "config")
+    __slots__ = ("args", "pointer", "cells", "floats", "out", "lse", "workspace", "handle", "stream", "config", "make")
 
     def __init__(self, call, arrays, out, lse):
         torch = sys.modules["torch"]
         self.args = args = c.DecodeArgs.from_buffer_copy(call.args)
         self.pointer = ctypes.byref(args)
-        self.cells = [_address(args, call.offsets[f]) for f, x in zip(FIELDS, arrays) if x is not None]
-        self.out = (_address(args, call.offsets["out"]), tuple(out.shape))
-        self.lse = (_address(args, call.offsets["lse"]), tuple(lse.shape), torch.float32)
-        self.workspace = (_address(args, call.offsets["workspace"]), (args.workspace_size,), torch.uint8)
+        used = [(i, field) for i, field in enumerate(FIELDS) if arrays[i] is not None]
+        self.cells = [(_address(args, call.offsets[field]), i) for i, field in used]
+        self.floats = [i for i, _ in used if arrays[i].is_floating_point()]
+        self.make = torch.empty_like
+        self.out = (_address(args, call.offsets["out"]), _like(torch, out, out.dtype, out.shape))
+        self.lse = (_address(args, call.offsets["lse"]), _like(torch, out, lse.dtype, lse.shape))
+        self.workspace = None
+        if args.workspace_size:
+            memory = _like(torch, out, torch.uint8, (args.workspace_size,))
+            self.workspace = (_address(args, call.offsets["workspace"]), memory)
         self.handle = _context.context(call.device).handle
         self.stream = call.device[1] if call.device[0] == c.DEVICE_CUDA else None
         self.config = None  # what a metadata object remembers of the call, once one was used
 
     def run(self, arrays):
-        """The call with other addresses: (out, lse), or None where the library refuses."""
-        for cell, x in zip(self.cells, [x for x in arrays if x is not None]):
-            cell.value = x.data_ptr()
-        make = arrays[0].new_empty
-        cell, shape = self.out
-        out = make(shape)
+        """The call with other addresses: (out, lse), or None where it must go the long way after all."""
+        for i in self.floats:
+            if arrays[i].requires_grad:
+                return None
+        for cell, i in self.cells:
+            cell.value = arrays[i].data_ptr()
+        make = self.make
+        cell, like = self.out
+        out = make(like)
         cell.value = out.data_ptr()
-        cell, shape, dtype = self.lse
-        lse = make(shape, dtype=dtype)
+        cell, like = self.lse
+        lse = make(like)
         cell.value = lse.data_ptr()
         stream = None
         if self.stream is not None:
             stream = _context.current_stream(self.stream)
-            cell, shape, dtype = self.workspace
-            if shape[0]:
-                memory = make(shape, dtype=dtype)
+            if self.workspace is not None:
+                cell, like = self.workspace
+                memory = make(like)
                 cell.value = memory.data_ptr()
         if c.lib.fmla_decode(self.handle, self.pointer, stream) != c.OK:
             return None
