@@ -3,8 +3,8 @@
 
 Written anew. Data: the published distributions, seeded by the case's name. References: attention on the dequantised
 values, in float64 on the CPU and, on CUDA, in float32 with products that are exact on bf16 values; caches are read here
-byte by byte, not by the library. On CUDA every case runs; on the CPU a few small ones of each slice, through the same
-code.
+byte by byte, not by the library. On CUDA every case runs, or the share that FLASHMLA_TEST_SHARE=k/n names; on the CPU a
+few small ones of each slice, through the same code.
 """
 
 import os
@@ -25,10 +25,11 @@ if torch is not None:
 
 
 def few(cases, cost, limit, count=8, **smaller):
-    """All cases on CUDA; on the CPU `count` of those whose cost is at most `limit` once they are made `smaller`, always
-    the same ones."""
+    """All cases on CUDA, or one of n shares of them; on the CPU `count` of those whose cost is at most `limit` once they
+    are made `smaller`, always the same ones."""
     if CUDA:
-        return cases
+        mine, of = map(int, os.environ.get("FLASHMLA_TEST_SHARE", "0/1").split("/"))
+        return random.Random(0).sample(cases, len(cases))[mine::of]
     cheap = [{**case, **smaller} for case in cases]
     cheap = [case for case in cheap if cost(**case) <= limit]
     return random.Random(0).sample(cheap, min(count, len(cheap)))

@@ -164,8 +164,6 @@ def test_every_call_can_be_captured(call):
 def test_a_graph_reads_what_its_inputs_hold_at_replay():
     """Lengths, tables, indices and caches are read by the device at each replay, not when the graph was made."""
     first, second = (DenseCase(kit, seed, lengths) for seed, lengths in ((0, (300, 5, 77)), (1, (9, 290, 0))))
-    for case in (first, second):  # equal shapes: both pools hold at least this many pages
-        case.cache = case.cache[:24].clone() if case.cache.shape[0] > 24 else case.cache
     shape = [max(n) for n in zip(first.cache.shape, second.cache.shape)]
     width = max(first.table.shape[1], second.table.shape[1])
     cache = torch.zeros(shape, dtype=torch.bfloat16, device="cuda")

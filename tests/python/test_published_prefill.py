@@ -94,7 +94,7 @@ def test_the_lists_are_whole():
 class Inputs:
     """Queries, keys around a common offset, index rows with invalid entries anywhere, NaN in keys nobody attends."""
 
-    def __init__(self, draw, case, repeated=False):
+    def __init__(self, draw, case, repeated=False, invalid=False):
         (s_kv, topk), s_q, d = case["size"], case["s_q"], case["d_qk"]
         offset = draw.choose(range(-50, 51)) / 1000
         self.q = loose(self._numbers(draw, offset, s_q, case["h_q"], d))
@@ -105,6 +105,8 @@ class Inputs:
         indices = self._indices(draw, s_q, s_kv, topk, repeated)
         if case.get("poisoned"):
             indices[draw.normal(s_q) < -2] = -1
+        if invalid:
+            indices.fill_(-1)
         self.lengths = None
         if case["lengths"]:
             self.lengths = draw.integers(max(topk + 1, 64), s_q).clamp(max=topk)
@@ -137,12 +139,13 @@ class Inputs:
         return torch.cat([found, wrong], 1).gather(1, draw.uniform(s_q, topk).argsort(1))
 
     def attend(self, scale, q=None):
-        """Reference: out, largest logit, lse, of all query tokens."""
-        k = self.keys[:, 0].to(REAL)
+        """Reference: out, largest logit, lse, of all query tokens; of another q's if given. scale: a number, or one per
+        row, [s_q, h_q, 1]."""
+        k, q = self.keys[:, 0].to(REAL), self.q if q is None else q
         parts = []
-        for part in chunks(len(self.q), self.q.shape[1] * len(k) * 3):
-            rows = self.q[part].to(REAL)
-            out, lse, top = attend(rows, k, self.counts[part, None], scale, self.sink)
+        for part in chunks(len(q), q.shape[1] * len(k) * 3):
+            by_row = scale[part] if isinstance(scale, torch.Tensor) else scale
+            out, lse, top = attend(q[part].to(REAL), k, self.counts[part, None], by_row, self.sink)
             parts.append((out, top, lse))
         return [torch.cat(x) for x in zip(*parts)]
 
