@@ -23,7 +23,7 @@ from flash_mla import _context
 from flash_mla import _library as c
 from flash_mla import quant
 
-GROUP, GROUPS = 25, 80
+GROUP, GROUPS = 25, 120
 LIMIT_US = 25.0
 
 
@@ -88,16 +88,18 @@ def c_call(call):
     return (lambda: real(handle, pointer, stream)), seen
 
 
-def median_us(call, wait):
-    """Median time of one call, in microseconds."""
-    samples = []
+def medians_us(calls, wait):
+    """Median time of one call of each, in microseconds. Groups of the calls take turns, so that all of them meet the
+    same clocks and neighbours; the first quarter is warm-up."""
+    samples = [[] for _ in calls]
     for _ in range(GROUPS):
-        for _ in range(GROUP):
-            begin = time.perf_counter_ns()
-            call()
-            samples.append(time.perf_counter_ns() - begin)
-        wait()
-    return statistics.median(samples[len(samples) // 4 :]) / 1000
+        for call, mine in zip(calls, samples):
+            for _ in range(GROUP):
+                begin = time.perf_counter_ns()
+                call()
+                mine.append(time.perf_counter_ns() - begin)
+            wait()
+    return [statistics.median(mine[len(mine) // 4 :]) / 1000 for mine in samples]
 
 
 def measure(device):
@@ -113,7 +115,7 @@ def measure(device):
 
             plain, keep = c_call(call)
             assert plain() == c.OK
-            python, native = median_us(call, wait), median_us(plain, wait)
+            python, native = medians_us((call, plain), wait)
             rows[name + (", metadata object" if meta else "")] = {
                 "python_us": round(python, 2),
                 "c_us": round(native, 2),

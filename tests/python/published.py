@@ -3,8 +3,8 @@
 
 Written anew. Data: the published distributions, seeded by the case's name. References: attention on the dequantised
 values, in float64 on the CPU and, on CUDA, in float32 with products that are exact on bf16 values; caches are read here
-byte by byte, not by the library. On CUDA every case runs, or the share that FLASHMLA_TEST_SHARE=k/n names; on the CPU a
-few small ones of each slice, through the same code.
+byte by byte, not by the library. On CUDA every case runs, or the share that FLASHMLA_TEST_SHARE=K/N names, from 1/N to
+N/N; on the CPU a few small ones of each slice, through the same code.
 """
 
 import os
@@ -18,6 +18,8 @@ CUDA = bool(os.environ.get("FLASHMLA_TEST_CUDA"))
 DEVICE = "cuda" if CUDA else "cpu"
 INF = float("inf")
 if torch is not None:
+    if CUDA:
+        torch.set_num_threads(1)  # several of these processes share the processors
     REAL = torch.float32 if CUDA else torch.float64
     FP8 = getattr(torch, "float8_e4m3fn", None)
 
@@ -25,11 +27,11 @@ if torch is not None:
 
 
 def few(cases, cost, limit, count=8, **smaller):
-    """All cases on CUDA, or one of n shares of them; on the CPU `count` of those whose cost is at most `limit` once they
-    are made `smaller`, always the same ones."""
+    """All cases on CUDA, or one of n shares of them; on the CPU `count` of those whose cost is at most `limit` once
+    they are made `smaller`, always the same ones."""
     if CUDA:
-        mine, of = map(int, os.environ.get("FLASHMLA_TEST_SHARE", "0/1").split("/"))
-        return random.Random(0).sample(cases, len(cases))[mine::of]
+        mine, of = map(int, os.environ.get("FLASHMLA_TEST_SHARE", "1/1").split("/"))
+        return random.Random(0).sample(cases, len(cases))[mine - 1 :: of]
     cheap = [{**case, **smaller} for case in cases]
     cheap = [case for case in cheap if cost(**case) <= limit]
     return random.Random(0).sample(cheap, min(count, len(cheap)))
@@ -142,9 +144,12 @@ def product(a, b, exact):
 
 
 def attend(q, k, weight, scale, sink=None, d_v=512):
-    """q [.., h, d], k [.., n, d] without NaN, weight [.., h or 1, n]: how often each token is attended. scale: a
-    number or [.., h, 1]. Returns out [.., h, d_v], lse and largest logit [.., h]."""
-    logits = product(q, k.transpose(-1, -2), True).mul_(scale).masked_fill_(weight == 0, -INF)
+    """q [.., h, d], k [.., n, d] without NaN, weight [.., h or 1, n]: how often each token is attended; k may lack q's
+    third dimension from the end, and is shared along it then. scale: a number or [.., h, 1]. Returns out [.., h, d_v],
+    lse and largest logit [.., h]."""
+    shared = q.dim() > k.dim()
+    logits = product(q.flatten(-3, -2) if shared else q, k.transpose(-1, -2), True)
+    logits = (logits.unflatten(-2, q.shape[-3:-1]) if shared else logits).mul_(scale).masked_fill_(weight == 0, -INF)
     top = logits.amax(-1)
     base = top.masked_fill(top == -INF, 0)
     p = logits.sub_(base[..., None]).exp_()
@@ -155,8 +160,9 @@ def attend(q, k, weight, scale, sink=None, d_v=512):
     lse = (total.log() + base).masked_fill_(lonely, INF)
     if sink is not None:
         total = total + torch.exp(sink.to(REAL) - base)
-    out = product(p, k[..., :d_v], False).div_(total.masked_fill(lonely, 1)[..., None])
-    return out, lse, top
+    out = product(p.flatten(-3, -2) if shared else p, k[..., :d_v], False)
+    out = out.unflatten(-2, q.shape[-3:-1]) if shared else out
+    return out.div_(total.masked_fill(lonely, 1)[..., None]), lse, top
 
 
 def chunks(n, elements, most=1 << 28):
@@ -261,7 +267,9 @@ class Scope:
     """One cache and the index rows into it: random subsets, -1 where a request has too few tokens, NaN wherever nothing
     is attended."""
 
-    def __init__(self, draw, layout, lengths, s_q, topk, page, with_lengths=False, invalid=False, old=False, fixed=None):
+    def __init__(
+        self, draw, layout, lengths, s_q, topk, page, with_lengths=False, invalid=False, old=False, fixed=None
+    ):
         from flash_mla import quant
 
         b, d = len(lengths), LAYOUTS[layout][0]
@@ -282,6 +290,8 @@ class Scope:
         which = torch.div(at, page, rounding_mode="floor") + first[:, None, None]
         slot = order[which] * page + at % page
         self.slots = torch.where(self.position < 0, slot.new_full((), -1), slot).int()
+        self.first, self.order, self.tokens = first, order, lengths.to(DEVICE)
+        self.longest = max(int(lengths.max()), 1)
         self.lengths = fixed if fixed is not None else draw.integers(topk + 1, b) if with_lengths else None
         self.attended = self.slots
         if self.lengths is not None:
@@ -290,6 +300,20 @@ class Scope:
         keep = torch.zeros(pages * page + 1, dtype=torch.bool, device=DEVICE)
         keep[self.attended.flatten().long()] = True  # -1 is the spare one at the end
         self.cache.poison(keep[:-1])
+
+    def all_tokens(self, part):
+        """Every token of some requests, [requests, longest, d]; zeros past a request's end."""
+        position = torch.arange(self.longest, device=DEVICE)
+        page = torch.div(position, self.page, rounding_mode="floor") + self.first[part, None]
+        slot = self.order[page.clamp(max=len(self.order) - 1)] * self.page + position % self.page
+        read = slot.masked_fill(position >= self.tokens[part, None], -1)
+        return self.cache.take(read).masked_fill_((self.counts(part).sum(1) == 0)[..., None], 0)
+
+    def counts(self, part):
+        """How often the queries of some requests attend each token, [requests, s_q, longest]."""
+        at = self.position[part].masked_fill(self.attended[part] < 0, self.longest)
+        counts = torch.zeros(*at.shape[:2], self.longest + 1, dtype=REAL, device=DEVICE)
+        return counts.scatter_add_(2, at, torch.ones_like(at, dtype=REAL))[..., : self.longest]
 
     @staticmethod
     def _positions(draw, lengths, s_q, topk, invalid, shuffled):
@@ -306,14 +330,22 @@ class Scope:
 
 
 def attend_scopes(q, scopes, scale, sink=None):
-    """Reference of sparse decode. q [rows, h, d], scopes with `attended` [rows, slots]: out, lse, largest logit."""
-    rows, heads, d = q.shape
-    slots = [s.attended.reshape(rows, -1) for s in scopes]
-    width = max(sum(s.shape[1] for s in slots), 1)
+    """Reference of sparse decode. q [b, s_q, h, d], scale a number or [b, s_q, h, 1]. Returns out, lse, largest logit.
+    Tokens are fetched slot by slot, or, where the queries of a request attend more slots than it has tokens, once per
+    request and weighed by how often each is attended."""
+    b, s_q, heads, d = q.shape
+    width = sum(s.topk for s in scopes)
+    tokens = sum(s.longest for s in scopes)
+    by_request = s_q * width > 2 * tokens
+    each = tokens * (d + 3 * s_q * heads) if by_request else s_q * width * (d + 2 * heads)
     parts = []
-    for part in chunks(rows, width * (d + 2 * heads)):
-        k = torch.cat([s.cache.take(slot[part]) for s, slot in zip(scopes, slots)], 1)
-        weight = torch.cat([slot[part] >= 0 for slot in slots], 1)
-        scale_part = scale[part] if isinstance(scale, torch.Tensor) else scale
-        parts.append(attend(q[part].to(REAL), k, weight[:, None], scale_part, sink))
+    for part in chunks(b, each):
+        mine = scale[part] if isinstance(scale, torch.Tensor) else scale
+        if by_request:
+            k = torch.cat([s.all_tokens(part) for s in scopes], 1)
+            weight = torch.cat([s.counts(part) for s in scopes], 2)
+        else:
+            k = torch.cat([s.cache.take(s.attended[part]) for s in scopes], 2)
+            weight = torch.cat([s.attended[part] >= 0 for s in scopes], 2)
+        parts.append(attend(q[part].to(REAL), k, weight[:, :, None], mine, sink))
     return [torch.cat(x) for x in zip(*parts)]

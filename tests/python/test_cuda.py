@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""What only shows on a GPU: nothing waits, graphs capture every call and own their scratch memory, the current stream and
-device are used and left alone, compiled and exported programs. Run with FLASHMLA_TEST_CUDA=1."""
+"""What only shows on a GPU: nothing waits, graphs capture every call and own their scratch memory, the current stream
+and device are used and left alone, compiled and exported programs. Run with FLASHMLA_TEST_CUDA=1."""
 
 import os
 
@@ -142,8 +142,8 @@ def test_nothing_waits_for_the_device(call):
 
 
 def test_every_call_can_be_captured(call):
-    """A capture forbids waits, allocations by the driver and other streams. Replays give the eager bits, before and after
-    eager calls of other sizes, and after torch's cache was emptied: a graph owns its scratch memory (C060, c)."""
+    """A capture forbids waits, allocations by the driver and other streams. Replays give the eager bits, before and
+    after eager calls of other sizes, and after torch's cache was emptied: a graph owns its scratch memory (C060, c)."""
     wanted = bits(call())
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

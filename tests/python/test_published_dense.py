@@ -75,22 +75,23 @@ class Pool:
     def __init__(self, draw, lengths, h_kv, dtype):
         b = len(lengths)
         count = torch.div(lengths + PAGE - 1, PAGE, rounding_mode="floor")
+        used, width = int(count.sum()), max(-(-int(lengths.max()) // 256) * 4, 1)
+        count, self.seqlens = count.to(DEVICE), lengths.to(DEVICE)
         first = count.cumsum(0) - count
-        used = int(count.sum())
-        self.lengths, self.first, self.h_kv = lengths, first.to(DEVICE) * PAGE, h_kv
+        self.lengths, self.first, self.h_kv = lengths, first * PAGE, h_kv
         self.tokens = draw.normal(used * PAGE, h_kv, D, dtype=dtype).div_(10).clamp_(-1, 1)
         order = draw.permutation(used + 2)[:used]
-        width = max(-(-int(lengths.max()) // 256) * 4, 1)
-        column = torch.arange(width)
-        table = torch.full((b, width), 2147480000, dtype=torch.int32)
-        at = (first[:, None] + column).clamp(max=max(used - 1, 0))
-        table = torch.where(column < count[:, None], order.cpu().int()[at] if used else table, table)
-        request = torch.repeat_interleave(torch.arange(b), count * PAGE)
-        position = torch.arange(used * PAGE) - (first * PAGE)[request]
-        unused = (position >= lengths[request]).to(DEVICE)
-        cache = torch.full((used + 2, PAGE, h_kv, D), float("nan"), dtype=dtype, device=DEVICE)
-        cache[order] = self.tokens.masked_fill(unused[:, None, None], float("nan")).view(used, PAGE, h_kv, D)
-        self.cache, self.table, self.seqlens = cache, table.to(DEVICE), lengths.int().to(DEVICE)
+        column = torch.arange(width, device=DEVICE)
+        self.table = torch.full((b, width), 2147480000, dtype=torch.int32, device=DEVICE)
+        if used:
+            at = (first[:, None] + column).clamp(max=used - 1)
+            self.table = torch.where(column < count[:, None], order[at].int(), self.table)
+        request = torch.repeat_interleave(torch.arange(b, device=DEVICE), count * PAGE, output_size=used * PAGE)
+        position = torch.arange(used * PAGE, device=DEVICE) - self.first[request]
+        unused = position >= self.seqlens[request]
+        self.cache = torch.full((used + 2, PAGE, h_kv, D), float("nan"), dtype=dtype, device=DEVICE)
+        tokens = self.tokens.masked_fill(unused[:, None, None], float("nan"))
+        self.cache[order] = tokens.view(used, PAGE, h_kv, D)
 
     def attend(self, q, causal, scale):
         """Reference: out [b, s_q, h_q, 512], lse [b, h_q, s_q]."""
@@ -142,34 +143,34 @@ def cost(b, s_q, s_k, heads=(128, 1), **_):
     return b * s_k * (heads[1] * 8 + s_q * heads[0])
 
 
-SMALL = 1e6
+SMALL = 4e5
 
 
-@pytest.mark.parametrize("case", few(MAIN, cost, SMALL, 16), ids=name)
+@pytest.mark.parametrize("case", few(MAIN, cost, SMALL, 8), ids=name)
 def test_main(judge, case):
     run(judge, case, *case["heads"])
 
 
-@pytest.mark.parametrize("case", few(ZERO, cost, SMALL, 4, b=8, s_k=140), ids=name)
+@pytest.mark.parametrize("case", few(ZERO, cost, SMALL, 2, b=8, s_k=140), ids=name)
 def test_zero_lengths(judge, case):
     run(judge, case, *case["heads"])
 
 
-@pytest.mark.parametrize("case", few(LONG, cost, SMALL, 2, b=4, s_k=500), ids=name)
+@pytest.mark.parametrize("case", few(LONG, cost, SMALL, 1, b=2, s_k=500), ids=name)
 def test_long(judge, case):
     run(judge, case, *case["heads"])
 
 
-@pytest.mark.parametrize("case", few(OLD, cost, SMALL, 6), ids=name)
+@pytest.mark.parametrize("case", few(OLD, cost, SMALL, 3), ids=name)
 def test_2025_09(judge, case):
     run(judge, case, old=True)
 
 
-@pytest.mark.parametrize("case", few(OLD_ZERO, cost, SMALL, 2, b=8, s_k=140), ids=name)
+@pytest.mark.parametrize("case", few(OLD_ZERO, cost, SMALL, 1, b=8, s_k=140), ids=name)
 def test_2025_09_zero_lengths(judge, case):
     run(judge, case, old=True)
 
 
-@pytest.mark.parametrize("case", few(OLD_LONG, cost, SMALL, 2, b=4, s_k=500), ids=name)
+@pytest.mark.parametrize("case", few(OLD_LONG, cost, SMALL, 1, b=2, s_k=500), ids=name)
 def test_2025_09_long(judge, case):
     run(judge, case, old=True)

@@ -65,10 +65,19 @@ PREFILL = [
 def decode_cases(main, extras):
     """extras: (format, (tokens, slots)) of the extra cache."""
     return [
-        {"h_q": h_q, "main": main, "size": size, "queries": queries, "flags": flags, "extra": extra, "more": more, **last}
+        {
+            "h_q": h_q,
+            "main": main,
+            "size": size,
+            "queries": queries,
+            "flags": flags,
+            "extra": extra,
+            "more": more,
+            "extra_lengths": has,
+        }
         for h_q, size, queries, flags in itertools.product((64, 128), SIZES, [(1, 1), (69, 3), (19, 80)], FLAGS)
         for extra, more in [(None, None), *extras]
-        for last in [{"extra_lengths": has} for has in (YES_NO if extra else (False,))]
+        for has in (YES_NO if extra else (False,))
     ]
 
 
@@ -152,14 +161,17 @@ class Query:
         wanted = product(lora[:4].to(REAL), plain.to(REAL).t(), True).view(-1, h_q, 512)
         assert ((q[:4].to(REAL) - wanted).abs() <= 2.0**-7 * wanted.abs() + 1e-4).all()
         self.positions = draw.integers(POSITIONS, s_q)
-        turn = angles()[self.positions.long()].to(REAL)[:, None]
+        turn = angles()[self.positions.long()][:, None]
         self.cos, self.sin = turn[..., :32], turn[..., 32:]
         self.norm = draw.choose(YES_NO)
-        q = q.to(REAL)
-        self.factor = torch.rsqrt((q * q).mean(-1, keepdim=True) + EPS) if self.norm else torch.ones_like(q[..., :1])
-        x, y = q[..., 448::2].clone(), q[..., 449::2].clone()
-        q[..., 448::2], q[..., 449::2] = x * self.cos - y * self.sin, x * self.sin + y * self.cos
-        self.q = q.to(torch.bfloat16)
+        square = q.to(REAL).square().mean(-1, keepdim=True)
+        self.factor = torch.rsqrt(square + EPS) if self.norm else torch.ones_like(square)
+        # fma(x, cos, -(y sin)) and fma(x, sin, y cos), to the bit: q is rounded to bf16 after it.
+        x, y, double = q[..., 448::2].float(), q[..., 449::2].float(), torch.float64
+        first = x.to(double) * self.cos - (y * self.sin).to(double)
+        second = x.to(double) * self.sin + (y * self.cos).to(double)
+        q[..., 448::2], q[..., 449::2] = first.float().to(torch.bfloat16), second.float().to(torch.bfloat16)
+        self.q = q
 
     def arguments(self, h_q):
         """The first twelve arguments of prefill and decode."""
@@ -198,7 +210,7 @@ def prefill_cost(h_q, size, s_q, **_):
     return s_q * h_q * (size[0] + 1024)
 
 
-@pytest.mark.parametrize("case", few(PREFILL, prefill_cost, 4e5, 8, h_q=64), ids=name)
+@pytest.mark.parametrize("case", few(PREFILL, prefill_cost, 4e5, 5, h_q=64), ids=name)
 def test_prefill(judge, case):
     (sink, invalid, lengths), h_q, amplified = case["flags"], case["h_q"], case["amplified"]
     draw = Draw(case)
@@ -277,7 +289,9 @@ def decode(judge, case):
         *more,
         kv_layout="page" if case["main"] == "V41-page" else None,
     )
-    wanted, wanted_lse, _ = attend_scopes(query.q, scopes, scale * query.factor, sinks)
+    shape = (b, s_q, h_q, -1)
+    results = attend_scopes(query.q.view(shape), scopes, scale * query.factor.view(shape), sinks)
+    wanted, wanted_lse, _ = (x.flatten(0, 1) for x in results)
     wanted = query.turned_back(wanted.to(torch.bfloat16).to(REAL))  # the published reference rounds before RoPE
     check_out(judge, out_fp8, out_sf, wanted, wanted_lse == INF)
     judge.compare("lse", lse, wanted_lse, 1e-5, 4.01 / 65536)
@@ -286,17 +300,17 @@ def decode(judge, case):
 SMALL = 5e5
 
 
-@pytest.mark.parametrize("case", few(DECODE["v41"], decode_cost, SMALL, 6, h_q=64), ids=name)
+@pytest.mark.parametrize("case", few(DECODE["v41"], decode_cost, SMALL, 4, h_q=64), ids=name)
 def test_decode(judge, case):
     decode(judge, case)
 
 
-@pytest.mark.parametrize("case", few(DECODE["page"], decode_cost, SMALL, 4, h_q=64), ids=name)
+@pytest.mark.parametrize("case", few(DECODE["page"], decode_cost, SMALL, 2, h_q=64), ids=name)
 def test_decode_2026_09_10(judge, case):
     decode(judge, case)
 
 
-@pytest.mark.parametrize("case", few(DECODE["v4"], decode_cost, SMALL, 4, h_q=64), ids=name)
+@pytest.mark.parametrize("case", few(DECODE["v4"], decode_cost, SMALL, 2, h_q=64), ids=name)
 def test_decode_v4(judge, case):
     decode(judge, case)
 

@@ -152,7 +152,7 @@ def cost(s, **_):
 SMALL = {} if CUDA else {"s": (60, 90), "heads": (4, 4)}
 
 
-@pytest.mark.parametrize("case", few(LATER, cost, 1e6, 4, **SMALL), ids=name)
+@pytest.mark.parametrize("case", few(LATER, cost, 1e6, 2, **SMALL), ids=name)
 def test_later(judge, case):
     run(judge, case)
 
@@ -162,11 +162,11 @@ def test_2025_08(judge, case):
     run(judge, case)
 
 
-@pytest.mark.parametrize("case", few(EMPTY, cost, 1e6, 6, **SMALL), ids=name)
+@pytest.mark.parametrize("case", few(EMPTY, cost, 1e6, 3, **SMALL), ids=name)
 def test_empty(judge, case):
     run(judge, case)
 
 
-@pytest.mark.parametrize("case", few(SLICED, cost, 1e6, 4, **SMALL), ids=name)
+@pytest.mark.parametrize("case", few(SLICED, cost, 1e6, 2, **SMALL), ids=name)
 def test_slices_of_larger_buffers(judge, case):
     run(judge, case)

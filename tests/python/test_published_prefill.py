@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Published tests of sparse prefill: 2025-09 (base 2, 128 heads), 2026-01 (both widths), 2026-09-30 (amplified keys)."""
+"""Published tests of sparse prefill: 2025-09 (base 2), 2026-01 (both widths), 2026-09-30 (amplified keys)."""
 
 import itertools
 
@@ -171,49 +171,49 @@ def cost(s_q, h_q, size, **_):
     return s_q * h_q * size[0] + s_q * size[1] * 64
 
 
-SMALL = 8e6
+SMALL = 4e6
 
 
 def listed(slice_name, count, **smaller):
     return pytest.mark.parametrize("case", few(SLICES[slice_name], cost, SMALL, count, **smaller), ids=name)
 
 
-@listed("2026_01", 8)
+@listed("2026_01", 4)
 def test_2026_01(judge, case):
     run(judge, case)
 
 
-@listed("2026_01_features", 8)
+@listed("2026_01_features", 4)
 def test_2026_01_features(judge, case):
     run(judge, case)
 
 
-@listed("2026_01_poisoned", 3, s_q=100, size=(432, 409))
+@listed("2026_01_poisoned", 1, s_q=100, size=(432, 409))
 def test_2026_01_poisoned(judge, case):
     run(judge, case)
 
 
-@listed("2026_01_mostly_invalid", 3)
+@listed("2026_01_mostly_invalid", 2)
 def test_2026_01_mostly_invalid(judge, case):
     run(judge, case)
 
 
-@listed("v41", 4)
+@listed("v41", 2)
 def test_v41(judge, case):
     run(judge, case)
 
 
-@listed("v41_features", 8)
+@listed("v41_features", 4)
 def test_v41_features(judge, case):
     run(judge, case)
 
 
-@listed("v41_poisoned", 3, s_q=100, size=(432, 409))
+@listed("v41_poisoned", 1, s_q=100, size=(432, 409))
 def test_v41_poisoned(judge, case):
     run(judge, case)
 
 
-@listed("v41_mostly_invalid", 3)
+@listed("v41_mostly_invalid", 1)
 def test_v41_mostly_invalid(judge, case):
     run(judge, case)
 
@@ -231,7 +231,7 @@ def test_huge(judge, case):
     assert torch.isfinite(results[0]).all()
 
 
-@pytest.mark.parametrize("case", few(OLD, cost, SMALL, 6), ids=name)
+@pytest.mark.parametrize("case", few(OLD, cost, SMALL, 3), ids=name)
 def test_2025_09(judge, case):
     """With the conventions of 2025-09: base 2, lonely lse -inf, default scale, repeated indices."""
     flash_mla.set_compat("2025-09")

@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 
-from published import LAYOUTS, REAL, Draw, Scope, attend_scopes, few, loose, name  # noqa: E402
+from published import LAYOUTS, Draw, Scope, attend_scopes, few, loose, name  # noqa: E402
 
 import flash_mla  # noqa: E402
 
@@ -216,10 +216,9 @@ def run(judge, case, first=False):
         **keywords,
     )
     assert out.dtype == torch.bfloat16 and lse.dtype == torch.float32
-    wanted, wanted_lse, _ = attend_scopes(q.flatten(0, 1), scopes, scale or d**-0.5, sink)
-    judge.compare("out", out, wanted.view(b, s_q, h_q, 512), 8e-4 if first else 1e-3, 2.01 / 128, 5e-6)
-    judge.compare("lse", lse, wanted_lse.view(b, s_q, h_q).transpose(1, 2), 1e-6, 8.01 / 65536)
-    assert wanted.dtype == REAL
+    wanted, wanted_lse, _ = attend_scopes(q, scopes, scale or d**-0.5, sink)
+    judge.compare("out", out, wanted, 8e-4 if first else 1e-3, 2.01 / 128, 5e-6)
+    judge.compare("lse", lse, wanted_lse.transpose(1, 2), 1e-6, 8.01 / 65536)
 
 
 def cost(b, s_q, h_q, scope, more, **_):
@@ -227,30 +226,30 @@ def cost(b, s_q, h_q, scope, more, **_):
     return b * (s_q * h_q * slots + 8 * (scope[0] + (more[0] if more else 0)))
 
 
-SMALL = 1.5e6
+SMALL = 1e6
 
 
-@pytest.mark.parametrize("case", few(MAIN, cost, SMALL, 16), ids=name)
+@pytest.mark.parametrize("case", few(MAIN, cost, SMALL, 7), ids=name)
 def test_2026_01(judge, case):
     run(judge, case)
 
 
-@pytest.mark.parametrize("case", few(CORNER, cost, SMALL, 10, b=4), ids=name)
+@pytest.mark.parametrize("case", few(CORNER, cost, SMALL, 5, b=4), ids=name)
 def test_2026_01_corner(judge, case):
     run(judge, case)
 
 
-@pytest.mark.parametrize("case", few(LONG, cost, SMALL, 2, b=2, scope=(3000, 128, 64)), ids=name)
+@pytest.mark.parametrize("case", few(LONG, cost, SMALL, 1, b=2, scope=(3000, 128, 64)), ids=name)
 def test_2026_01_long(judge, case):
     run(judge, case)
 
 
-@pytest.mark.parametrize("case", few(MAIN_V41, cost, SMALL, 12), ids=name)
+@pytest.mark.parametrize("case", few(MAIN_V41, cost, SMALL, 6), ids=name)
 def test_v41(judge, case):
     run(judge, case)
 
 
-@pytest.mark.parametrize("case", few(CORNER_V41, cost, SMALL, 8), ids=name)
+@pytest.mark.parametrize("case", few(CORNER_V41, cost, SMALL, 4, b=2), ids=name)
 def test_v41_corner(judge, case):
     run(judge, case)
 
@@ -260,21 +259,21 @@ def test_v41_partial_block(judge, case):
     run(judge, case)
 
 
-@pytest.mark.parametrize("case", few(LONG_V41, cost, SMALL, 2, b=2, s_q=4), ids=name)
+@pytest.mark.parametrize("case", few(LONG_V41, cost, SMALL, 1, b=2, s_q=4), ids=name)
 def test_v41_long(judge, case):
     run(judge, case)
 
 
-@pytest.mark.parametrize("case", few(OLD, cost, SMALL, 6), ids=name)
+@pytest.mark.parametrize("case", few(OLD, cost, SMALL, 3), ids=name)
 def test_2025_09(judge, case):
     run(judge, case, True)
 
 
-@pytest.mark.parametrize("case", few(OLD_CORNER, cost, SMALL, 3, b=3, scope=(150, 128, 64)), ids=name)
+@pytest.mark.parametrize("case", few(OLD_CORNER, cost, SMALL, 2, b=3, scope=(150, 128, 64)), ids=name)
 def test_2025_09_corner(judge, case):
     run(judge, case, True)
 
 
-@pytest.mark.parametrize("case", few(OLD_LONG, cost, SMALL, 2, b=2, scope=(3000, 128, 64)), ids=name)
+@pytest.mark.parametrize("case", few(OLD_LONG, cost, SMALL, 1, b=2, scope=(3000, 128, 64)), ids=name)
 def test_2025_09_long(judge, case):
     run(judge, case, True)

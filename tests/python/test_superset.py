@@ -2,14 +2,18 @@
 """What code of any published generation does, row by row of the table of generations accepted (docs/integration.md)."""
 
 import inspect
+import pathlib
 
 import numpy as np
 import pytest
 import support
 from support import DenseCase, SparseCase
+from test_mha import Case as MhaCase
+from test_prefill import Case as PrefillCase
 
 import flash_mla
 from flash_mla import fused_norm_rope_attn_rope_cast as fused
+from flash_mla import quant
 
 
 def same(kit, a, b):
@@ -111,6 +115,53 @@ def test_g7_code(kit):
         True,
     )
     case.check(kit, out, lse)
+
+
+@pytest.mark.parametrize("dense", [True, False])
+def test_arguments_6_and_7(kit, dense):
+    """Object and None, tables, None and None, object and table: the same bits."""
+    case = DenseCase(kit) if dense else SparseCase(kit)
+    head = (case.q, case.cache, case.table, case.seqlens) if dense else (case.q, case.cache, None, None)
+    keywords = {} if dense else case.keywords
+    tables = flash_mla.get_mla_metadata(kit.i32([37, 0, 130]), case.s_q * case.h_q, 1)
+    meta = flash_mla.FlashMLASchedMeta()
+    pairs = [(None, None), (meta, None), tables, (flash_mla.FlashMLASchedMeta(), tables[1]), (tables[0], None)]
+    results = [flash_mla.flash_mla_with_kvcache(*head, 512, *pair, **keywords) for pair in pairs]
+    assert all(same(kit, result, results[0]) for result in results[1:])
+    case.check(kit, *results[0])
+    keyword = flash_mla.flash_mla_with_kvcache(
+        *head, 512, tile_scheduler_metadata=tables[0], num_splits=tables[1], **keywords
+    )
+    assert same(kit, keyword, results[0])
+
+
+@pytest.mark.parametrize("spelling", ["num_heads_per_head_k", "num_q_tokens_per_head_k"])
+def test_keywords_of_get_mla_metadata(kit, spelling):
+    """Both spellings, everything by keyword, and what no generation knew."""
+    tables = flash_mla.get_mla_metadata(
+        cache_seqlens=kit.i32([5, 70]),
+        num_heads_k=1,
+        num_heads_q=128,
+        is_fp8_kvcache=True,
+        topk=128,
+        some_later_keyword=7,
+        **{spelling: 256},
+    )
+    wanted = flash_mla.get_mla_metadata(kit.i32([5, 70]), 256, 1, 128, True, 128)
+    assert same(kit, tables, wanted)
+    meta, none = flash_mla.get_mla_metadata(another=1)
+    assert isinstance(meta, flash_mla.FlashMLASchedMeta) and none is None
+
+
+# ---- row: metadata reuse -----------------------------------------------------------------------------------
+
+
+def test_one_object_over_layers_and_steps(kit):
+    """Lengths grow from step to step, caches change from layer to layer."""
+    meta, _ = flash_mla.get_mla_metadata()
+    for step, layer in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        case = DenseCase(kit, seed=2 * step + layer, lengths=(37 + 90 * step, step, 130))
+        case.check(kit, *flash_mla.flash_mla_with_kvcache(case.q, case.cache, case.table, case.seqlens, 512, meta))
 
 
 def test_published_parameter_order():
@@ -233,6 +284,28 @@ def test_int8_uint8_and_e4m3_caches(kit, main):
         assert same(kit, got, wanted)
 
 
+@pytest.mark.parametrize("dtype, d", [("bf16", 576), ("f16", 576), ("bf16", 512), ("f16", 512)])
+def test_plain_caches(kit, dtype, d):
+    case = DenseCase(kit, dtype=dtype, d=d)
+    out, lse = flash_mla.flash_mla_with_kvcache(case.q, case.cache, case.table, case.seqlens, 512)
+    if dtype == "bf16":
+        case.check(kit, out, lse)
+    else:
+        assert out.dtype == case.q.dtype and np.isfinite(kit.value(out)).all()
+
+
+@pytest.mark.parametrize(
+    "main, extra", [("v32", "v32"), ("v4", "v4"), ("v41", "v41"), ("v41", "v41-fp4"), ("v41-page", "v41-fp4-page")]
+)
+def test_quantised_caches(kit, main, extra):
+    case = SparseCase(kit, main, extra)
+    layout = "page" if main.endswith("page") else None
+    out, lse = flash_mla.flash_mla_with_kvcache(
+        case.q, case.cache, None, None, 512, kv_layout=layout, **case.keywords
+    )
+    case.check(kit, out, lse)
+
+
 # ---- row: is_fp8_kvcache -----------------------------------------------------------------------------------
 
 
@@ -296,6 +369,27 @@ def test_any_dense_heads_and_page(kit, h_q, h_kv, page):
     case = DenseCase(kit, lengths=(21,), s_q=1, h_q=h_q, h_kv=h_kv, page=page)
     out, lse = flash_mla.flash_mla_with_kvcache(case.q, case.cache, case.table, case.seqlens, 512)
     case.check(kit, out, lse)
+
+
+# ---- row: lse ----------------------------------------------------------------------------------------------
+
+
+def test_shapes_of_lse(kit):
+    """[b, h_q, s_q] in decode, [s_q, h_q] in prefill, [total_q, h_q] with stride 1 in multi-head attention; a given one
+    may have any strides."""
+    case = DenseCase(kit)
+    out, lse = flash_mla.flash_mla_with_kvcache(case.q, case.cache, case.table, case.seqlens, 512)
+    assert tuple(lse.shape) == (3, 4, 2) and tuple(out.shape) == (3, 2, 4, 512)
+    room = kit.f32(np.zeros((3, 2, 9)))
+    strided = kit.strided(room, (3, 4, 2), (18, 2, 9))
+    _, got = flash_mla.flash_mla_with_kvcache(case.q, case.cache, case.table, case.seqlens, 512, lse=strided)
+    assert got is strided and (kit.value(got) == kit.value(lse)).all()
+    prefill = PrefillCase(kit)
+    out, max_logits, lse = flash_mla.flash_mla_sparse_fwd(prefill.q, prefill.kv, prefill.index_array, 0.1)
+    assert tuple(lse.shape) == tuple(max_logits.shape) == tuple(prefill.q.shape[:2])
+    mha = MhaCase(kit)
+    _, lse = flash_mla.flash_attn_varlen_func(*mha.arguments)
+    assert tuple(lse.shape) == tuple(mha.q.shape[:2]) and kit.strides(lse)[0] == 1
 
 
 # ---- row: fused --------------------------------------------------------------------------------------------
@@ -369,6 +463,24 @@ def test_readme_positional_form(kit):
         )
 
 
+# ---- row: helper names -------------------------------------------------------------------------------------
+
+
+def test_helper_names(kit):
+    """Both enums, every member's name, the first quantiser's signature: the same bytes and numbers."""
+    new, old = quant.KVCacheLayout, quant.FP8KVCacheLayout
+    assert new.MODEL1_FP8Sparse is new.V4_FP8Sparse and new.V41_FP4 is new.V41_FP4Sparse
+    assert (old.V32.value, old.MODEL1.value) == (1, 2)
+    for member, other in ((new.V32_FP8Sparse, old.V32_FP8Sparse), (new.V4_FP8Sparse, old.MODEL1_FP8Sparse)):
+        x = kit.bf16(np.random.default_rng(0).normal(size=(2, 3, 1, member.get_meta()[0])))
+        a, b = quant.quantize_k_cache(x, member), quant.quantize_k_cache(x, other)
+        assert same(kit, (a,), (b,)) and member.get_meta() == other.get_meta()
+        assert same(kit, (quant.dequantize_k_cache(a, member),), (quant.dequantize_k_cache(a, other),))
+        assert a.shape[-1] == member.get_bytes_per_token() == other.get_bytes_per_token()
+    first = quant.quantize_k_cache(kit.bf16(np.ones((1, 2, 1, 576))), 512, 128)
+    assert (kit.value(quant.dequantize_k_cache(first, 512, 128, 576)) == 1).all()
+
+
 # ---- package layout ----------------------------------------------------------------------------------------
 
 
@@ -391,3 +503,26 @@ def test_names_and_modules():
     assert flash_mla.FlashMLASchedMeta is FlashMLASchedMeta
     for name in ("prefill", "decode", "permute_q_b_proj", "permute_wv_proj"):
         assert callable(getattr(flash_mla.fused_norm_rope_attn_rope_cast, name))
+
+
+ROWS = {  # the table of docs/integration.md: topic, and the tests above that are its row
+    "`get_mla_metadata`": [test_g1_code, test_g4_code, test_g5_code, test_keywords_of_get_mla_metadata],
+    "arguments 6 and 7 of decode": [test_arguments_6_and_7, test_g3_code],
+    "`FlashMLASchedMeta`": [test_one_object_over_layers_and_steps, test_g5_code],
+    "caches": [test_plain_caches, test_quantised_caches, test_int8_uint8_and_e4m3_caches],
+    "`is_fp8_kvcache`": [test_is_fp8_kvcache, test_g7_code],
+    "`block_table`, `cache_seqlens`": [test_block_table_and_cache_seqlens],
+    "heads, page size, topk, s_q, d_qk": [test_any_heads_topk_page_and_queries, test_any_dense_heads_and_page],
+    "lse": [test_shapes_of_lse],
+    "fused operations": [test_fused_takes_keywords_and_v4_caches, test_published_parameter_order],
+    "`quant`": [test_helper_names],
+    "README's positional call": [test_readme_positional_form],
+    "compiled extension": [test_names_and_modules],
+}
+
+
+def test_every_row_of_the_documented_table_is_here():
+    page = (pathlib.Path(__file__).resolve().parents[2] / "docs/integration.md").read_text()
+    table = page.split("## Generations accepted")[1].split("\n\n")[1]
+    topics = [line.split("|")[1].strip() for line in table.splitlines()[2:]]
+    assert topics == list(ROWS) and all(ROWS.values())
