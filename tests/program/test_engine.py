@@ -16,6 +16,12 @@ class Check(ProgramTest):
         first = self.good("check", "--operation", "indices_convert", "--list").splitlines()[0]
         self.assertEqual(self.good("check", "--case", first).splitlines()[-1], "1 passed, 0 failed")
 
+    def test_shares_are_the_whole(self):
+        whole = self.good("check", "--operation", "merge", "--list").splitlines()
+        shares = [self.good("check", "--operation", "merge", "--list", "--share", f"{k}/4").splitlines()
+                  for k in (1, 2, 3, 4)]
+        self.assertEqual(sorted(sum(shares, [])), sorted(whole))
+
     def test_a_machine_without_the_device_may_be_skipped(self):
         done = run("check", "--operation", "merge", "--backend", "cuda", "--may-skip")
         self.assertIn(done.returncode, (0, 77))
@@ -27,6 +33,8 @@ class Check(ProgramTest):
             ("'nonsense'|\"nonsense\"", ["--case", "nonsense"]),
             ("'x'", ["--seed", "x"]),
             ("--isa", ["--isa", "sse"]),
+            ("--share: '3/2'", ["--share", "3/2"]),
+            ("--share: 'half'", ["--share", "half"]),
         ):
             with self.subTest(arguments):
                 self.bad(pattern, "check", *arguments)
@@ -56,6 +64,18 @@ class Accuracy(ProgramTest):
                     if row["data"] == "gaussian" and row["d_qk"] == 512}
         self.assertLess(gaussian["v41"], gaussian["v41-fp4"])
         self.assertLess(0, gaussian["v4"])
+
+    def test_kernels_err_a_little_more(self):
+        def errors(*arguments):
+            rows = self.good_json("accuracy", "--tokens", 64, "--heads", 2, *arguments)
+            return {(row["data"], row["d_qk"], row["format"]): row["relative_error"] for row in rows}
+
+        exact, kernels = errors(), errors("--backend", "cpu", "--isa", "scalar")
+        self.assertEqual(exact, errors("--backend", "oracle"))
+        self.assertEqual(exact.keys(), kernels.keys())
+        self.assertNotEqual(exact, kernels)
+        for key, error in exact.items():
+            self.assertAlmostEqual(kernels[key], error, delta=0.02 * error)
 
     def test_own_tensors(self):
         values = [((i * 37) % 101 - 50) / 50 for i in range(20 * 512)]
