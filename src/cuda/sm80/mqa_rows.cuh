@@ -128,7 +128,8 @@ static __device__ __forceinline__ void store_four(const fmlac_rows &out, int64_t
     }
 }
 
-/* Fused: conjugate RoPE of the staged row's column; its partner is read where it lies. */
+/* Fused: conjugate RoPE of the staged row's column; its partner is read where it lies. No result is -0, so that a row
+ * without tokens is the same whether it was rotated or, its list being empty, was not. */
 static __device__ __forceinline__ float unrotated(const fmlac_fused &f, const float *angle, const float *row,
                                                   int column)
 {
@@ -140,7 +141,7 @@ static __device__ __forceinline__ float unrotated(const fmlac_fused &f, const fl
     bool second = f.rope_neox ? at >= half : at & 1;
     int other = f.rope_neox ? (second ? column - half : column + half) : column ^ 1;
     float c = angle[pair], s = angle[half + pair];
-    return second ? row[column] * c - row[other] * s : row[column] * c + row[other] * s;
+    return (second ? row[column] * c - row[other] * s : row[column] * c + row[other] * s) + 0.0f;
 }
 
 /* Fused: four columns as e4m3; eight neighbouring lanes share a power-of-two scale. */
