@@ -11,6 +11,7 @@
 #define UNITS_MAX       16384 /* the plan kernel's: beyond it every unit is a block's own */
 #define STAGES_MAX      4
 #define PIECE_TOKENS    256 /* least length of a piece of a cut list */
+#define MANY_PIECES     8   /* of a unit on average: the combine kernel gives a row four times the threads */
 #define OVERHEAD_TOKENS 256 /* what beginning and ending a piece costs, in tokens */
 
 extern void fmlak_mqa_bf16_16x32x4_sm80(void);
@@ -179,6 +180,7 @@ static void cut_work(const decision *d, fmlac_mqa *p)
     cut->overhead = OVERHEAD_TOKENS / p->tile_tokens;
     cut->least = PIECE_TOKENS / p->tile_tokens;
     cut->parts = d->slots / cut->columns;
+    cut->combine_rows = cut->parts >= MANY_PIECES * cut->units ? 1 : 4;
     int64_t blocks = cut->units * cut->columns, enough = (paged ? 64 : 8) * d->slots;
     if (!d->may_cut || cut->parts <= 1 || cut->units > UNITS_MAX || blocks > enough) {
         cut->parts = 0;
@@ -273,8 +275,8 @@ static fmla_status run_tiled(const fmlac_state *state, const decision *d, fmlac_
     attend.dependent = true;
     fmlac_launch combine = {.kernel = (const void *)fmlak_mqa_combine_sm80,
                             .name = "fmlak_mqa_combine_sm80",
-                            .blocks = attend.blocks * (p->tile_rows / 8),
-                            .threads = 256,
+                            .blocks = attend.blocks * (p->tile_rows / p->cut.combine_rows),
+                            .threads = 512,
                             .dependent = true};
     fmla_status status = fmlac_enqueue(state, call, &plan, p);
     if (status == FMLA_OK) {
