@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * combine.cu: joins the partial results of rows whose list was cut. A team of 128 threads per row of each block of the
- * attention kernel that holds a first piece: first a thread per piece, for its weight, then a thread per four columns, adding the
- * pieces in the order of their parts with many loads under way. The sink is applied once. Where a unit has many pieces,
- * the four teams of a block share one row, each taking every fourth run of pieces; else each team has its own row.
+ * attention kernel that holds a first piece: first a thread per piece, for its weight, then a thread per four columns,
+ * adding the pieces in the order of their parts with many loads under way. The sink is applied once. Where a unit has
+ * many pieces, the four teams of a block share one row, each taking every fourth run of pieces; else each team has its
+ * own row.
  */
 #include "common/work.cuh"
 #include "ptx/grid.cuh"
