@@ -14,7 +14,8 @@
 #   ids        the faults of tests/cases.md, with the best kernels and the portable ones (C114); 90 GB of device memory
 #   graph      CUDA graphs, streams, devices, FLASHMLA_CHECK
 #   sanitize   compute-sanitizer over small cases: memcheck, racecheck, synccheck (C078)
-#   python     the Python module on CUDA tensors; needs torch and pytest
+#   python     the Python module on CUDA tensors, the published test matrices (SHARE=K/N: that part of them), what a call
+#              costs in Python; needs torch and pytest
 #   bench      shapes of bench/shapes, or those whose name contains SHAPES; PROFILE=99 or 163 and KERNELS as above
 #
 # Default: build info check graph ids sanitize bench. PREBUILT=folder takes flashmla, device_graph, libflashmla.so* and
@@ -158,8 +159,14 @@ part_sanitize() {
 }
 
 part_python() {
-    note python env FLASHMLA_LIBRARY="$(ls "$library"/libflashmla.so* | head -1)" FLASHMLA_TEST_CUDA=1 \
-        python3 -m pytest -q -p no:cacheprovider tests/python -k cuda
+    local workers=() run
+    python3 -c "import xdist" 2>/dev/null && workers=(-n 6 -p no:benchmark)
+    run=(env "FLASHMLA_LIBRARY=$(ls "$library"/libflashmla.so* | head -1)" FLASHMLA_TEST_CUDA=1 OMP_NUM_THREADS=1
+        "FLASHMLA_TEST_SHARE=${SHARE:-1/1}" PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True PYTHONPATH=python python3)
+    note python "${run[@]}" -m pytest -q -p no:cacheprovider "${workers[@]}" tests/python -k "cuda or plans"
+    note python-published "${run[@]}" -m pytest -q -p no:cacheprovider "${workers[@]}" tests/python/test_published_*.py \
+        --slices "$results/python-published.json"
+    note python-overhead "${run[@]}" bench/python_overhead.py --json "$results/python-overhead.json"
 }
 
 part_bench() {

@@ -198,7 +198,7 @@ static __device__ __forceinline__ void store_row(const fmlac_mqa &p, const fmlac
         } else if (p.fused.enabled) {
             float y[4] = {x.x, x.y, x.z, x.w};
             for (int i = 0; angle && i < 4; i++) {
-                y[i] = unrotated(p.fused, angle, staged, column + i) + 0.0f; /* a lonely row's zeros: no sign */
+                y[i] = unrotated(p.fused, angle, staged, column + i);
             }
             cast_four(p, token, head, column, y);
         } else {
