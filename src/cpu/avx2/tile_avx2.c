@@ -77,10 +77,12 @@ static void unpack(float *dst, int64_t dst_stride, const void *packed_sums, int3
     int64_t strip_stride = (int64_t)fmlai_tile_lanes(rows) * STRIP;
     for (int32_t r = 0; r < rows; r++) {
         const float *sums = (const float *)packed_sums + (int64_t)r * STRIP;
-        for (int32_t begin = 0; begin < d; begin += STRIP, sums += strip_stride) {
-            int32_t width = d - begin < STRIP ? d - begin : STRIP;
-            memcpy(dst + r * dst_stride + begin, sums, (size_t)width * sizeof(float));
+        float *to = dst + r * dst_stride;
+        int32_t k = 0;
+        for (; k + STRIP <= d; k += STRIP, sums += strip_stride) {
+            memcpy(to + k, sums, STRIP * sizeof(float)); /* of constant size: a few moves, no call */
         }
+        memcpy(to + k, sums, (size_t)(d - k) * sizeof(float));
     }
 }
 
