@@ -22,7 +22,6 @@ static inline __attribute__((always_inline)) void multiply(float *sums, const fl
 #pragma GCC unroll 6
     for (int32_t i = 0; i < n; i++) {
         acc[i][0] = acc[i][1] = _mm256_setzero_ps();
-        __builtin_prefetch(sums + (i + n) * STRIP, 1); /* of the next rows */
     }
     for (int32_t t = 0; t < tokens; t++) {
         __m256 v0 = _mm256_load_ps(tile + t * tile_stride);
@@ -92,10 +91,6 @@ static void accumulate_rows(const operands *o, int32_t begin, int32_t end, int32
         float *sums = o->sums + k / STRIP * strip_stride;
         for (int32_t g = 0; g < groups; g++) {
             int32_t r = begin + g * count / groups, n = begin + (g + 1) * count / groups - r;
-            /* The next strip, a part with each group: its lines are too far apart for the processor to guess. */
-            for (int32_t t = g * tokens / groups; t < (g + 1) * tokens / groups; t++) {
-                __builtin_prefetch(o->tile + t * o->tile_stride + k + STRIP);
-            }
             multiply_n(sums + (int64_t)r * STRIP, o->weights + r, weights_stride(o->rows), o->tile + k,
                        o->tile_stride, o->alpha ? o->alpha + r : NULL, tokens, n);
         }

@@ -38,15 +38,15 @@ static __m512i load_pairs(const float *row, int32_t k, int32_t d)
     return pair_up(_mm512_permutex2var_ps(a, even, b), _mm512_permutex2var_ps(a, odd, b));
 }
 
-static void pack_rows(void *packed, const float *src, int64_t src_stride, int32_t rows, int32_t d)
+void fmlak_pack_rows_avx512bf16(void *packed, const float *src, int64_t src_stride, int32_t rows, int32_t d,
+                                int32_t pairs, int32_t group_vectors)
 {
-    int32_t lanes = fmlai_tile_lanes(rows), pairs = pairs_of(d);
+    int32_t lanes = fmlai_tile_lanes(rows);
     int32_t *dst = packed; /* a pair each */
     for (int32_t r = 0; r < lanes; r += LANES) {
-        int32_t group = r / LANES / GROUP_VECTORS, vectors = lanes / LANES - group * GROUP_VECTORS;
-        vectors = vectors < GROUP_VECTORS ? vectors : GROUP_VECTORS;
-        int32_t *at =
-            dst + (int64_t)group * GROUP_VECTORS * LANES * pairs + r / LANES % GROUP_VECTORS * LANES;
+        int32_t group = r / LANES / group_vectors, vectors = lanes / LANES - group * group_vectors;
+        vectors = vectors < group_vectors ? vectors : group_vectors;
+        int32_t *at = dst + (int64_t)group * group_vectors * LANES * pairs + r / LANES % group_vectors * LANES;
         for (int32_t pair = 0; pair < pairs; pair += LANES) {
             __m512i x[16];
             for (int32_t i = 0; i < LANES; i++) {
@@ -59,6 +59,11 @@ static void pack_rows(void *packed, const float *src, int64_t src_stride, int32_
             }
         }
     }
+}
+
+static void pack_rows(void *packed, const float *src, int64_t src_stride, int32_t rows, int32_t d)
+{
+    fmlak_pack_rows_avx512bf16(packed, src, src_stride, rows, d, pairs_of(d), GROUP_VECTORS);
 }
 
 static void pack_weights(void *packed_weights, const float *w, int32_t rows, int32_t tokens)

@@ -179,6 +179,10 @@ static inline seen_range seen_by_rows(const int32_t *visible, int32_t rows, int3
     return seen;
 }
 
+/* Packs rows of bf16 tiles: groups of group_vectors vectors, `pairs` pairs of dims, those beyond d zero. */
+void fmlak_pack_rows_avx512bf16(void *packed, const float *src, int64_t src_stride, int32_t rows, int32_t d,
+                                int32_t pairs, int32_t group_vectors);
+
 /* Weighted sums of bf16 tiles: the operands of a call. */
 typedef struct strip_operands {
     float *sums;
