@@ -16,6 +16,6 @@ ctest --test-dir build/default --output-on-failure -j "$jobs"
 if ! grep -q avx512_bf16 /proc/cpuinfo && [ "$(uname -m)" = x86_64 ]; then
     echo "== AVX-512 tier on an emulation =="
     cmake --preset emulated >/dev/null
-    cmake --build --preset emulated -j "$jobs" --target unit_tile unit_quant unit_mqa unit_mha
-    ctest --test-dir build/emulated --output-on-failure -j "$jobs" -R '^unit_(tile|quant|mqa|mha)$'
+    cmake --build --preset emulated -j "$jobs" --target unit_tile unit_tile_rows unit_quant unit_mqa unit_mha
+    ctest --test-dir build/emulated --output-on-failure -j "$jobs" -R '^unit_(tile|tile_rows|quant|mqa|mha)$'
 fi

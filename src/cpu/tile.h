@@ -15,6 +15,7 @@
  *   unpack      packed sums              -> rows as floats
  *   fold        rows of partial results  -> their running sum in float64; finish: that as floats
  *   gradients   s, dO.v                  -> P, dS: what backward sums up
+ *   squares, rotate                      what the fused operations do to a row of queries
  *
  * Tokens that are not attended are never in a tile: the driver leaves them out. The only mask is `visible`:
  * row r sees the first visible[r] tokens of the tile (causal bounds).
@@ -106,6 +107,11 @@ typedef struct fmlai_tile_kernels {
      * exactly 0 where row r does not see token t. lse2 and delta have an entry per row, or (by_token) per token. */
     void (*gradients)(float *s, float *ds, float scale2, const float *lse2, const float *delta, bool by_token,
                       const int32_t *visible, int32_t rows, int32_t tokens);
+    /* The sum of the squares of n floats, n a multiple of 16. */
+    double (*squares)(const float *x, int32_t n);
+    /* RoPE as docs/numerics.md defines it: x0 = fma(x0, c, -(x1 s)), x1 = fma(x0, s, x1 c), rounded to bf16, of `pairs`
+     * pairs: dims 2 i and 2 i + 1, or (neox) i and i + pairs. Cosines, then sines. */
+    void (*rotate)(float *x, const float *cos_sin, int32_t pairs, bool neox);
 } fmlai_tile_kernels;
 
 /* Tiers: each fills all entries of f32, and of bf16 where it has something better. */

@@ -204,19 +204,15 @@ static float amax_of(const float *x, int32_t n)
 {
     const __m256i magnitude = _mm256_set1_epi32(0x7FFFFFFF);
     __m256i most = _mm256_setzero_si256();
-    uint32_t lanes[8], largest = 0;
-    float amax;
     for (int32_t j = 0; j < n; j += 8) {
         /* Bits of magnitudes order like the magnitudes, NaN above all. */
         __m256i bits = _mm256_castps_si256(_mm256_loadu_ps(x + j));
         most = _mm256_max_epu32(most, _mm256_and_si256(bits, magnitude));
     }
-    _mm256_storeu_si256((__m256i *)lanes, most);
-    for (int32_t l = 0; l < 8; l++) {
-        largest = lanes[l] > largest ? lanes[l] : largest;
-    }
-    memcpy(&amax, &largest, sizeof amax);
-    return amax;
+    __m128i four = _mm_max_epu32(_mm256_castsi256_si128(most), _mm256_extracti128_si256(most, 1));
+    four = _mm_max_epu32(four, _mm_shuffle_epi32(four, 0x4E));
+    four = _mm_max_epu32(four, _mm_shuffle_epi32(four, 0xB1));
+    return _mm_cvtss_f32(_mm_castsi128_ps(four));
 }
 
 /* Eight values of magnitude below 464 to e4m3 codes in 32-bit lanes. */

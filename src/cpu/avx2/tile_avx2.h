@@ -59,5 +59,7 @@ void fmlak_tile_fold_avx2(double *sums, const float *x, double keep, double join
 void fmlak_tile_finish_avx2(float *dst, const double *sums, double factor, int32_t n);
 void fmlak_tile_gradients_avx2(float *s, float *ds, float scale2, const float *lse2, const float *delta,
                                bool by_token, const int32_t *visible, int32_t rows, int32_t tokens);
+double fmlak_tile_squares_avx2(const float *x, int32_t n);
+void fmlak_tile_rotate_avx2(float *x, const float *cos_sin, int32_t pairs, bool neox);
 
 #endif

@@ -108,7 +108,10 @@ static void unpack(float *dst, int64_t dst_stride, const void *packed_sums, int3
 
 void fmlai_tile_init_avx512bf16(fmlai_tile_kernels *f32, fmlai_tile_kernels *bf16)
 {
+    const fmlai_tile_kernels below = *f32;
     *f32 = fmlak_tile_f32_avx512bf16;
+    f32->squares = below.squares;
+    f32->rotate = below.rotate;
     *bf16 = (fmlai_tile_kernels){
         .name = "avx512bf16",
         .dtype = FMLA_BF16,
@@ -125,5 +128,7 @@ void fmlai_tile_init_avx512bf16(fmlai_tile_kernels *f32, fmlai_tile_kernels *bf1
         .fold = fmlak_tile_fold_avx512bf16,
         .finish = fmlak_tile_finish_avx512bf16,
         .gradients = fmlak_tile_gradients_avx512bf16,
+        .squares = below.squares,
+        .rotate = below.rotate,
     };
 }

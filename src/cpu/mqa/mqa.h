@@ -134,22 +134,10 @@ typedef struct fmlai_mqa_plan {
     uint8_t *workspace;
 } fmlai_mqa_plan;
 
-/* A pair of dims that RoPE rotates, counted from the first such dim, and its angle's cosine and sine. */
-typedef struct fmlai_mqa_pair {
-    int32_t first, second;
-    float c, s;
-} fmlai_mqa_pair;
-
-static inline fmlai_mqa_pair fmlai_mqa_pair_at(const fmlai_fused *f, int64_t token, int32_t i)
+/* Cosines, then sines of a query token's RoPE. */
+static inline const float *fmlai_mqa_angles(const fmlai_fused *f, int64_t token)
 {
-    int32_t half = f->rope_dim / 2;
-    const float *angles = f->cos_sin + f->positions[token * f->position_stride] * f->cos_sin_stride;
-    return (fmlai_mqa_pair){
-        .first = f->rope_neox ? i : 2 * i,
-        .second = f->rope_neox ? i + half : 2 * i + 1,
-        .c = angles[i],
-        .s = angles[half + i],
-    };
+    return f->cos_sin + f->positions[token * f->position_stride] * f->cos_sin_stride;
 }
 
 /* mqa_plan.c */

@@ -44,12 +44,13 @@ void fmlai_cpu_mqa_fold(const fmlai_mqa_plan *plan, fmlai_mqa_total *total, int3
 
 static void unrotate(const fmlai_mqa *p, int64_t token, float *out)
 {
-    float *o = out + p->d_v - p->fused.rope_dim;
-    for (int32_t i = 0; i < p->fused.rope_dim / 2; i++) {
-        fmlai_mqa_pair pair = fmlai_mqa_pair_at(&p->fused, token, i);
-        double c = pair.c, s = pair.s, o0 = o[pair.first], o1 = o[pair.second];
-        o[pair.first] = (float)(o0 * c + o1 * s);
-        o[pair.second] = (float)(o1 * c - o0 * s);
+    const float *angles = fmlai_mqa_angles(&p->fused, token);
+    int32_t pairs = p->fused.rope_dim / 2, next = p->fused.rope_neox ? 1 : 2;
+    float *first = out + p->d_v - p->fused.rope_dim, *second = p->fused.rope_neox ? first + pairs : first + 1;
+    for (int32_t i = 0; i < pairs; i++, first += next, second += next) {
+        double c = angles[i], s = angles[pairs + i], o0 = *first, o1 = *second;
+        *first = (float)(o0 * c + o1 * s);
+        *second = (float)(o1 * c - o0 * s);
     }
 }
 

@@ -5,12 +5,12 @@
  * the last rope_dim dims in fp32 and round those to bf16, as docs/numerics.md defines.
  */
 #include <math.h>
+#include <string.h>
 
 #include "../rows.h"
 #include "mqa.h"
 
-#define PERMUTED_RUN 16 /* dims of a head that lie together in permuted storage */
-#define CHAINS       16 /* sums of squares side by side, so that no addition waits for the last; d_qk is 512 */
+#define PERMUTED_RUN 16 /* dims of a head that lie together in permuted storage, which is bf16 */
 
 static void load_row(const fmlai_mqa *p, int64_t token, int32_t head, float *dst)
 {
@@ -20,42 +20,23 @@ static void load_row(const fmlai_mqa *p, int64_t token, int32_t head, float *dst
     }
     int64_t base = fmlai_row_offset(&p->q, p, token, 0);
     for (int32_t d = 0; d < p->d_qk; d += PERMUTED_RUN) {
-        int32_t n = p->d_qk - d < PERMUTED_RUN ? p->d_qk - d : PERMUTED_RUN;
-        fmlai_row_load(dst + d, p->q.data, p->q.dtype, base + fmlai_q_permuted(p->h_q, head, d), n);
-    }
-}
-
-static double rms_factor(const fmlai_mqa *p, const float *q)
-{
-    double sum[CHAINS] = {0.0}, all = 0.0;
-    if (!p->fused.q_norm) {
-        return 1.0;
-    }
-    for (int32_t d = 0; d < p->d_qk; d += CHAINS) {
-        for (int32_t i = 0; i < CHAINS; i++) {
-            sum[i] += (double)q[d + i] * q[d + i];
+        const uint8_t *from = (const uint8_t *)p->q.data + 2 * (base + fmlai_q_permuted(p->h_q, head, d));
+        for (int32_t i = 0; i < PERMUTED_RUN; i++) {
+            uint16_t half;
+            memcpy(&half, from + 2 * i, sizeof half);
+            dst[d + i] = fmlai_f32_from_bf16(half);
         }
     }
-    for (int32_t i = 0; i < CHAINS; i++) {
-        all += sum[i];
-    }
-    return 1.0 / sqrt(all / p->d_qk + (double)p->fused.eps);
 }
 
-static float through_bf16(float x)
+/* What the row's logits are multiplied by; rotates the row. */
+static double normalise(const fmlai_mqa_plan *plan, int64_t token, float *q)
 {
-    return fmlai_f32_from_bf16(fmlai_bf16_from_f32(x));
-}
-
-static void rotate(const fmlai_mqa *p, int64_t token, float *q)
-{
-    float *x = q + p->d_qk - p->fused.rope_dim;
-    for (int32_t i = 0; i < p->fused.rope_dim / 2; i++) {
-        fmlai_mqa_pair pair = fmlai_mqa_pair_at(&p->fused, token, i);
-        float x0 = x[pair.first], x1 = x[pair.second];
-        x[pair.first] = through_bf16(fmaf(x0, pair.c, -(x1 * pair.s)));
-        x[pair.second] = through_bf16(fmaf(x0, pair.s, x1 * pair.c));
-    }
+    const fmlai_fused *f = &plan->p->fused;
+    int32_t d_qk = plan->p->d_qk;
+    double rho = f->q_norm ? 1.0 / sqrt(plan->kernels->squares(q, d_qk) / d_qk + (double)f->eps) : 1.0;
+    plan->kernels->rotate(q + d_qk - f->rope_dim, fmlai_mqa_angles(f, token), f->rope_dim / 2, f->rope_neox);
+    return rho;
 }
 
 void fmlai_cpu_mqa_load_query(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block,
@@ -68,8 +49,7 @@ void fmlai_cpu_mqa_load_query(const fmlai_mqa_plan *plan, const fmlai_mqa_block 
         double rho = 1.0;
         load_row(p, token, block->head + r % block->heads, q);
         if (p->fused.enabled) {
-            rho = rms_factor(p, q);
-            rotate(p, token, q);
+            rho = normalise(plan, token, q);
         }
         scratch->scale2[r] = (float)((double)p->scale * rho * M_LOG2E);
     }

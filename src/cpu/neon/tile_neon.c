@@ -243,6 +243,8 @@ void fmlai_tile_init_neon(fmlai_tile_kernels *f32, fmlai_tile_kernels *bf16)
         .fold = f32->fold, /* row by row: as the compiler vectorises them */
         .finish = f32->finish,
         .gradients = f32->gradients,
+        .squares = f32->squares,
+        .rotate = f32->rotate,
     };
     *bf16 = *f32;
 }

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: MIT */
+/* tile_rotate_scalar.c: RMS sums and RoPE of the fused operations' queries. */
+#include <math.h>
+
+#include "../../format/format.h"
+#include "tile_scalar.h"
+
+double fmlak_tile_squares_scalar(const float *x, int32_t n)
+{
+    double sum = 0.0;
+    for (int32_t i = 0; i < n; i++) {
+        sum += (double)x[i] * x[i];
+    }
+    return sum;
+}
+
+static float through_bf16(float x)
+{
+    return fmlai_f32_from_bf16(fmlai_bf16_from_f32(x));
+}
+
+void fmlak_tile_rotate_scalar(float *x, const float *cos_sin, int32_t pairs, bool neox)
+{
+    for (int32_t i = 0; i < pairs; i++) {
+        float *first = neox ? x + i : x + 2 * i, *second = neox ? first + pairs : first + 1;
+        float x0 = *first, x1 = *second, c = cos_sin[i], s = cos_sin[pairs + i];
+        *first = through_bf16(fmaf(x0, c, -(x1 * s)));
+        *second = through_bf16(fmaf(x0, s, x1 * c));
+    }
+}
