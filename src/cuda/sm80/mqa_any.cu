@@ -89,7 +89,7 @@ static __device__ void add_list(const fmlac_mqa &p, const fmlac_list &list, cons
     __syncthreads();
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) fmlak_mqa_any_sm80(const __grid_constant__ fmlac_mqa p)
+extern "C" __global__ void __launch_bounds__(THREADS, 1) fmlak_mqa_any_sm80(const __grid_constant__ fmlac_mqa p)
 {
     float *query = (float *)ptx_shared();
     float *acc = query + p.d_qk;

@@ -273,7 +273,7 @@ static __device__ void schedule_row(const fmlac_schedule &p, int32_t *row, const
     row[7] = 0;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) fmlak_schedule_sm80(const __grid_constant__ fmlac_schedule p)
+extern "C" __global__ void __launch_bounds__(THREADS, 1) fmlak_schedule_sm80(const __grid_constant__ fmlac_schedule p)
 {
     __shared__ int64_t sums[THREADS];
     __shared__ int64_t blocks[THREADS];
