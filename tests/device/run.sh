@@ -164,9 +164,9 @@ part_python() {
     run=(env "FLASHMLA_LIBRARY=$(ls "$library"/libflashmla.so* | head -1)" FLASHMLA_TEST_CUDA=1 OMP_NUM_THREADS=1
         "FLASHMLA_TEST_SHARE=${SHARE:-1/1}" PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True PYTHONPATH=python python3)
     note python "${run[@]}" -m pytest -q -p no:cacheprovider "${workers[@]}" tests/python -k "cuda or plans"
-    note python-published "${run[@]}" -m pytest -q -p no:cacheprovider "${workers[@]}" tests/python/test_published_*.py \
-        --slices "$results/python-published.json"
     note python-overhead "${run[@]}" bench/python_overhead.py --json "$results/python-overhead.json"
+    note python-published "${run[@]}" -m pytest -q -p no:cacheprovider "${workers[@]}" \
+        tests/python/test_published_{mha,sparse,prefill,dense,fused}.py --slices "$results/python-published.json"
 }
 
 part_bench() {

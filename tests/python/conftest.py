@@ -54,7 +54,6 @@ def judge(request):
 
 
 def pytest_configure(config):
-    config.slices, config.slices_begin = {}, time.monotonic()
     config.pluginmanager.register(_Slices(config), "flash_mla_slices")
 
 
@@ -62,7 +61,8 @@ class _Slices:
     """Adds up what the judges of all processes saw, in the process that reports."""
 
     def __init__(self, config):
-        self.config = config
+        self.config, self.slices = config, {}
+        self.begin = self.written = time.monotonic()
 
     def pytest_runtest_logreport(self, report):
         worst = dict(report.user_properties).get("worst")
@@ -70,7 +70,7 @@ class _Slices:
             return
         file, test = report.nodeid.split("::", 1)
         name = pathlib.Path(file).stem.replace("test_published_", "") + "/" + test.split("[")[0].replace("test_", "")
-        row = self.config.slices.setdefault(
+        row = self.slices.setdefault(
             name, {"passed": 0, "failed": 0, "skipped": 0, "seconds": 0.0, "worst": {}, "failures": []}
         )
         row[report.outcome] += 1
@@ -82,20 +82,28 @@ class _Slices:
             for key, value in numbers.items():
                 kept[key] = max(kept[key], float(f"{value:.4g}"))
 
+        if time.monotonic() > self.written + 5:  # a run that is cut off leaves what it has seen
+            self.write()
+
     def pytest_sessionfinish(self):
+        self.write()
+
+    def write(self):
         path = self.config.getoption("--slices")
         if path is None or hasattr(self.config, "workerinput"):
             return
         import flash_mla
 
+        self.written = time.monotonic()
         torch = support.torch_or_none()
         on_cuda = torch is not None and "cuda" in support.KITS
         report = {
             "device": torch.cuda.get_device_name() if on_cuda else "cpu",
             "torch": torch.__version__ if torch else None,
             "flash_mla": flash_mla.__version__,
-            "seconds": round(time.monotonic() - self.config.slices_begin, 1),
-            "slices": dict(sorted(self.config.slices.items())),
+            "share": os.environ.get("FLASHMLA_TEST_SHARE", "1/1") if on_cuda else "a few small cases",
+            "seconds": round(self.written - self.begin, 1),
+            "slices": dict(sorted(self.slices.items())),
         }
         pathlib.Path(path).write_text(json.dumps(report, indent=1) + "\n")
 
