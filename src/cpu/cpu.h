@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * cpu.h: the CPU backend's frame: its state, its threads, its table of kernels. Kernels live in one folder
- * per tier (scalar, avx2, avx512bf16, neon); each family of kernels (tile, quant) has a header that says what
+ * per tier (scalar, avx2, avx512bf16, amx, neon); each family of kernels (tile, quant) has a header that says what
  * a kernel must do, and each tier has an init function per family that overwrites the entries it does better:
  * scalar first, then upwards.
  */
@@ -23,8 +23,8 @@ typedef struct fmlai_cpu {
     fmlai_workers *workers; /* NULL when the caller gave a parallel_for or there is one thread */
     fmla_parallel_for parallel_for;
     void *parallel_for_pool;
-    fmlai_tile_kernels tile_f32;  /* fp16 and f32 data always, bf16 data where there is no bf16 dot product */
-    fmlai_tile_kernels tile_bf16; /* bf16 tiles: equal to tile_f32 where the tier has no bf16 dot product */
+    fmlai_tile_kernels tile_f32;  /* fp16 and f32 data always, bf16 data where no bf16 product pays */
+    fmlai_tile_kernels tile_bf16; /* bf16 data: equal to tile_f32 where no bf16 product pays, and in strict contexts */
     fmlai_quant_kernels quant;
 } fmlai_cpu;
 

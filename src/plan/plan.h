@@ -2,10 +2,10 @@
 /*
  * plan.h: how work is cut, as pure integers. Two rules live here.
  *
- * 1. The library's own rule, for every backend: a token list is cut into chunks of fixed numbers of tokens,
- *    counted from the list's own beginning. The cut depends on nothing but the list's length: not on the
- *    batch, not on the number of threads or multiprocessors. So a row's bits are the same in any company and
- *    on any number of workers.
+ * 1. The CPU's own rule: a token list is cut into chunks of fixed numbers of tokens, counted from the list's
+ *    own beginning. The cut depends on nothing but the list's length: not on the batch, not on the number of
+ *    threads. So a row's bits are the same in any company and on any number of workers. (CUDA cuts on the
+ *    device, or not at all: src/cuda/common/work.cuh.)
  *
  * 2. The published schedule, for callers of older generations and for whoever wants to see one: a batch of
  *    requests is cut into `parts` pieces of about the same cost.

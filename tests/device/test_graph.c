@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * test_graph.c: CUDA graphs, long runs, devices and FLASHMLA_CHECK, through the public API and the CUDA runtime: a
- * captured call replays with other lengths, indices and padded requests and gives the bits of an eager call. Cases of
- * tests/cases: C060 C063 C064 C066 C067 C070 C078. Exit status 77: no device. No test framework, so that it builds on a
- * bare GPU machine.
+ * captured call replays with other lengths, indices and padded requests and gives the bits of an eager call. Faults of
+ * tests/cases.md: C060 C063 C064 C066 C067 C070 C078. Exit status 77: no device. No test framework, so that it builds
+ * on a bare GPU machine.
  */
 #include <cuda_runtime_api.h>
 #include <flashmla/flashmla.h>
