@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
 # The tests of a developer's machine: builds the default preset and runs every CTest entry; where the processor lacks
-# AVX-512, builds the AVX-512 tier on an emulation too and runs its checks there.
+# AVX-512 BF16, builds the AVX-512 and AMX tiers on an emulation too and runs their unit tests there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 jobs=$(nproc)
