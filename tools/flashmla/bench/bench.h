@@ -20,12 +20,12 @@ typedef struct bench_shapes {
     size_t count;
 } bench_shapes;
 
+/* Where shapes are by default: beside the installed program (../share/flashmla/shapes), else in the source tree. */
+const char *bench_shapes_folder(char *text, size_t size);
 /*
  * Reads the .json files of `directory` that are meant for `device`, or all if `filter` is given, and keeps the shapes
  * whose name contains filter. CLI_OK or CLI_ERROR (printed).
  */
-/* Where shapes are by default: beside the installed program (../share/flashmla/shapes), else in the source tree. */
-const char *bench_shapes_folder(char *text, size_t size);
 int bench_shapes_read(bench_shapes *list, const char *directory, fmla_device device, const char *filter);
 void bench_shapes_free(bench_shapes *list);
 
