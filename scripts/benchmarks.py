@@ -30,8 +30,9 @@ def newest(device):
     """(kernels, profile in KiB) -> shape's name -> record with its run's date."""
     sets = {}
     for tree in runs(device):
-        records = sets.setdefault((tree.get("kernels", "best"), int(tree.get("profile_kib", 0))), {})
         for record in tree["records"]:
+            kernels = record.get("kernels", tree.get("kernels", "best"))
+            records = sets.setdefault((kernels, int(record.get("profile_kib", tree.get("profile_kib", 0)))), {})
             records[record["name"]] = dict(record, date=tree.get("date", ""))
     return sets
 
@@ -126,12 +127,11 @@ def limits(device):
     for tree in runs(device):
         peaks = (tree.get("peaks") or [{}])[0]
         if "gemm_bf16_tflops" in peaks:
-            rows.append([tree.get("date", ""), tree.get("device", ""), tree.get("kernels", "best"),
-                         str(tree.get("profile_kib", 0) or "all"), cell(peaks["gemm_bf16_tflops"]),
-                         cell(peaks["copy_gbps"])])
+            rows.append([tree.get("date", ""), tree.get("device", ""), str(len(tree["records"])),
+                         cell(peaks["gemm_bf16_tflops"]), cell(peaks["copy_gbps"])])
     if not rows:
         return ["No results yet."]
-    return table(["date", "device", "kernels", "KiB a block", "GEMM TFLOPS", "copy GB/s"], rows)
+    return table(["date", "device", "records", "GEMM TFLOPS", "copy GB/s"], rows)
 
 
 TABLES = {

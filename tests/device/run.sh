@@ -16,7 +16,8 @@
 #   sanitize   compute-sanitizer over small cases: memcheck, racecheck, synccheck (C078)
 #   python     the Python module on CUDA tensors, the published test matrices (SHARE=K/N: that part of them), what a call
 #              costs in Python; needs torch and pytest
-#   bench      shapes of bench/shapes, or those whose name contains SHAPES; PROFILE=99 or 163 and KERNELS as above
+#   bench      shapes whose name contains SHAPES (default gpu_goals; "" is all but those) with the choices of kernels SETS
+#              (default best,portable; 99 and 163 are profiles of the portable ones)
 #
 # Default: build info check graph ids sanitize bench. PREBUILT=folder takes flashmla, device_graph, libflashmla.so* and
 # libflashmla_cuda.so from there instead of building. The program needs cJSON: where it is not installed, unpack its packages
@@ -170,9 +171,10 @@ part_python() {
 }
 
 part_bench() {
-    local name=bench${KERNELS:+-$KERNELS}${PROFILE:+-$PROFILE}
-    note "$name" "$program" bench --backend cuda --shapes bench/shapes --json "$results/$name.json" "${kernels[@]}" \
-        ${PROFILE:+--profile "$PROFILE"} ${SHAPES:+--shape "$SHAPES"}
+    local shapes=${SHAPES-gpu_goals} name
+    name=bench${shapes:+-$(echo "$shapes" | tr -c 'a-z0-9_\n' '-')}
+    note "$name" "$program" bench --backend cuda --shapes bench/shapes --json "$results/$name.json" \
+        --sets "${SETS:-best,portable}" ${shapes:+--shape "$shapes"}
 }
 
 for part in "$@"; do

@@ -16,6 +16,7 @@ enum {
     OPTION_CASE,
     OPTION_RUNS,
     OPTION_REPEAT,
+    OPTION_SETS,
     OPTION_LIST,
     OPTION_PLOT,
     OPTION_LIMIT_TFLOPS,
@@ -35,6 +36,8 @@ static const char usage[] =
     "  --json FILE         write the records ('-': standard output)\n"
     "  --plot FILE.svg     draw GFLOP/s over tokens (needs gnuplot)\n"
     "  --repeat N          rounds of limits and runs, of which the middle one counts; default 1, cuda 3\n"
+    "  --sets LIST         cuda: several choices of kernels on each shape, as in best,portable,hopper,99,163 (the\n"
+    "                      numbers: portable ones with that profile)\n"
     "  --limit-tflops X    the compute limit instead of the measured one\n"
     "  --limit-gbps X      the memory limit instead of the measured one\n"
     "  --shapes DIR        directory of shapes; default: the installed or built-in one\n"
@@ -47,17 +50,19 @@ typedef struct bench_options {
     cli_options shared;
     int operation;
     int64_t format, runs, repeat;
-    const char *shape, *shapes, *one, *json, *plot;
+    const char *shape, *shapes, *one, *json, *plot, *sets;
     double limit_tflops, limit_gbps;
     bool list;
 } bench_options;
 
-/* One number of threads (or the device) with its limits. */
+/* One number of threads, or one choice of kernels on the device, with its limits. */
 typedef struct station {
     engine engine;
     bench_limit limit;
-    bench_device *device; /* NULL on the host */
+    bench_device *device; /* NULL on the host; the stations of a device share it */
 } station;
+
+#define STATIONS_MAX 6
 
 #define ROUNDS_MAX 15
 
@@ -88,6 +93,9 @@ static int take_option(bench_options *o, int option, const char *argument)
         return CLI_OK;
     case OPTION_RUNS:
         return cli_parse_int("--runs", argument, 1, 1000, &o->runs);
+    case OPTION_SETS:
+        o->sets = argument;
+        return CLI_OK;
     case OPTION_REPEAT:
         return cli_parse_int("--repeat", argument, 1, ROUNDS_MAX, &o->repeat);
     case OPTION_LIST:
@@ -159,6 +167,17 @@ static cJSON *time_json(const rounds *measured, const bench_time *time)
     return t;
 }
 
+/* "best", "portable 99". */
+static const char *set_name(const station *s, char *text, size_t size)
+{
+    const cli_options *o = &s->engine.options;
+    snprintf(text, size, "%s", cli_kernels_name(o));
+    if (o->profile > 0) {
+        snprintf(text, size, "%s %d", cli_kernels_name(o), (int)o->profile);
+    }
+    return text;
+}
+
 static void print_line(const station *s, const bench_shape *shape, const bench_time *time, double tflops, double gbps,
                        double share, double goal)
 {
@@ -169,12 +188,14 @@ static void print_line(const station *s, const bench_shape *shape, const bench_t
         }
         printf("%-56s %3d %12.1f %10.1f %8.2f %7.1f%%%s\n", shape->name, (int)fmla_context_threads(s->engine.context),
                time->median * 1e6, tflops * 1e3, gbps, 100 * share, wanted_share);
-    } else if (time->graph > 0) {
-        printf("%-64s %9.1f %8.1f %8.1f %7.1f %7.0f %6.1f%%\n", shape->name, time->median * 1e6, time->graph * 1e6,
-               time->steady * 1e6, tflops, gbps, 100 * share);
     } else {
-        printf("%-64s %9.1f %8s %8s %7.1f %7.0f %6.1f%%\n", shape->name, time->median * 1e6, "", "", tflops, gbps,
-               100 * share);
+        char graph[16] = "", steady[16] = "", set[32];
+        if (time->graph > 0) {
+            snprintf(graph, sizeof graph, "%.1f", time->graph * 1e6);
+            snprintf(steady, sizeof steady, "%.1f", time->steady * 1e6);
+        }
+        printf("%-64s %9.1f %8s %8s %7.1f %7.0f %6.1f%% %s\n", shape->name, time->median * 1e6, graph, steady, tflops,
+               gbps, 100 * share, set_name(s, set, sizeof set));
     }
     fflush(stdout);
 }
@@ -201,6 +222,10 @@ static void report(const bench_options *o, const station *s, const bench_shape *
     cJSON_AddStringToObject(r, "backend", fmla_device_name(fmla_context_device(s->engine.context)));
     cJSON_AddStringToObject(r, "isa", s->engine.host ? fmla_isa_name(isa) : "");
     cJSON_AddNumberToObject(r, "threads", s->engine.host ? fmla_context_threads(s->engine.context) : 0);
+    if (s->device) {
+        cJSON_AddStringToObject(r, "kernels", cli_kernels_name(&s->engine.options));
+        cJSON_AddNumberToObject(r, "profile_kib", s->engine.options.profile);
+    }
     cJSON_AddItemToObject(r, "shape", shape_json(&shape->c));
     cJSON_AddItemToObject(r, "time_us", time_json(measured, time));
     cJSON_AddNumberToObject(r, "tflops", tflops);
@@ -283,6 +308,7 @@ static int run_shape(const bench_options *o, station *stations, int count, const
     bench_work work = attention ? bench_work_of(&p) : plain_work(&shape->c);
     for (int i = 0; i < count && status == CLI_OK; i++) {
         rounds measured;
+        p.mem.resident = i > 0; /* the tensors are there already, and nobody looks at the results */
         fmla_status s = run_rounds(o, &stations[i], &p, (fmla_operation)shape->c.op, &args, &measured);
         if (s == FMLA_ERROR_UNSUPPORTED) {
             printf("%-56s not offered: %s\n", shape->name, engine_error(&stations[i].engine));
@@ -299,7 +325,7 @@ static int run_shape(const bench_options *o, station *stations, int count, const
 static cJSON *limits_json(const station *stations, int count)
 {
     cJSON *list = cJSON_CreateArray();
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; i < (stations[0].device ? 1 : count); i++) {
         cJSON *one = cJSON_CreateObject();
         if (stations[i].device) {
             cJSON_AddNumberToObject(one, "gemm_bf16_tflops", stations[i].limit.gemm * 1e-3);
@@ -344,10 +370,55 @@ static int write_json(const bench_options *o, const station *stations, int count
     return cli_write_json(o->json, root);
 }
 
+/* A choice of kernels by its name in --sets. */
+static int parse_set(cli_options *options, const char *name)
+{
+    if (name[0] >= '0' && name[0] <= '9') {
+        int status = cli_option(options, CLI_OPTION_KERNELS, "portable");
+        return status == CLI_OK ? cli_option(options, CLI_OPTION_PROFILE, name) : status;
+    }
+    return cli_option(options, CLI_OPTION_KERNELS, name);
+}
+
+/* A station for each choice of kernels; without --sets the one that --kernels and --profile make. */
+static int open_sets(const bench_options *o, station *stations, int *count)
+{
+    char copy[128], *rest = copy;
+    bench_device *device = NULL;
+    int status = CLI_OK;
+    snprintf(copy, sizeof copy, "%s", o->sets ? o->sets : "");
+    do {
+        station *s = &stations[*count];
+        cli_options options = o->shared;
+        char *name = strsep(&rest, ",");
+        if (*count == STATIONS_MAX) {
+            return cli_error("--sets: at most %d", STATIONS_MAX);
+        }
+        status = o->sets ? parse_set(&options, name) : CLI_OK;
+        status = status == CLI_OK ? engine_open(&s->engine, &options) : status;
+        if (status != CLI_OK) {
+            return status;
+        }
+        (*count)++;
+        if (device == NULL) {
+            status = bench_device_open(&device, o->shared.device_index);
+        }
+        s->device = device;
+        s->limit = *count > 1 || status != CLI_OK ? stations[0].limit : device_limit(device);
+    } while (rest != NULL && status == CLI_OK);
+    return status;
+}
+
 /* On the CPU without --threads: one thread, then all. */
 static int open_stations(const bench_options *o, station *stations, int *count)
 {
     *count = 0;
+    if (o->shared.device == FMLA_DEVICE_CUDA) {
+        return open_sets(o, stations, count);
+    }
+    if (o->sets != NULL) {
+        return cli_error("--sets: for --backend cuda");
+    }
     for (int i = 0; i < 2; i++) {
         cli_options options = o->shared;
         if (options.device == FMLA_DEVICE_CPU && options.threads == 0 && i == 0) {
@@ -363,17 +434,13 @@ static int open_stations(const bench_options *o, station *stations, int *count)
             break;
         }
         *count = i + 1;
+        const fmla_context *context = stations[i].engine.context;
         if (!stations[i].engine.host) {
-            if (bench_device_open(&stations[i].device, o->shared.device_index) != CLI_OK) {
-                return CLI_ERROR;
-            }
-            stations[i].limit = device_limit(stations[i].device);
-        } else {
-            const fmla_context *context = stations[i].engine.context;
-            stations[i].limit = bench_peak(fmla_context_threads(context), fmla_context_isa(context));
-            if (bench_fork(&stations[i].engine, &stations[i].limit.fork) != FMLA_OK) {
-                return cli_error("bench: %s", engine_error(&stations[i].engine));
-            }
+            return cli_error("bench: --backend auto found a device; say --backend cuda");
+        }
+        stations[i].limit = bench_peak(fmla_context_threads(context), fmla_context_isa(context));
+        if (bench_fork(&stations[i].engine, &stations[i].limit.fork) != FMLA_OK) {
+            return cli_error("bench: %s", engine_error(&stations[i].engine));
         }
     }
     return CLI_OK;
@@ -411,7 +478,7 @@ static void print_head(const bench_options *o, const station *stations, int coun
 
 static int run_bench(const bench_options *o, const bench_shapes *list)
 {
-    station stations[2];
+    station stations[STATIONS_MAX];
     int count = 0;
     cJSON *records = cJSON_CreateArray();
     memset(stations, 0, sizeof stations);
@@ -430,8 +497,8 @@ static int run_bench(const bench_options *o, const bench_shapes *list)
     if (status == CLI_OK && o->plot != NULL) {
         status = bench_plot(o->plot, records);
     }
+    bench_device_close(stations[0].device);
     for (int i = 0; i < count; i++) {
-        bench_device_close(stations[i].device);
         engine_close(&stations[i].engine);
     }
     cJSON_Delete(records);
@@ -470,6 +537,7 @@ int cmd_bench(int argc, char **argv)
         {"case", required_argument, NULL, OPTION_CASE},
         {"runs", required_argument, NULL, OPTION_RUNS},
         {"repeat", required_argument, NULL, OPTION_REPEAT},
+        {"sets", required_argument, NULL, OPTION_SETS},
         {"list", no_argument, NULL, OPTION_LIST},
         {"plot", required_argument, NULL, OPTION_PLOT},
         {"limit-tflops", required_argument, NULL, OPTION_LIMIT_TFLOPS},
