@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: MIT
 #
 # run.sh [-o FOLDER] [part...]: builds and tests the CUDA plugin on a machine with a GPU and writes what came out as JSON and
-# logs into FOLDER (default: $OUT, else build/device/results); parts.jsonl has a line for each step. Every part takes at most
-# ten minutes on 16 processors.
+# logs into FOLDER (default: $OUT, else build/device/results); parts.jsonl has a line for each step, summary.json the sums.
+# Every part takes at most ten minutes on 16 processors.
 #
 #   build      library, program, plugin and tests, for this machine's GPU alone (BUILD_ARCHS names others, "80;90a")
 #   info       what the device is
@@ -186,15 +186,19 @@ for part in "$@"; do
     sparse) slice sparse_decode ;;
     prefill) slice sparse_prefill fused_prefill ;;
     fused) slice fused_decode ;;
-    mha) slice mha_forward mha_backward ;;
+    mha) (
+        jobs=$((jobs < 6 ? jobs : 6)) # the largest cases take 12 GB of memory each
+        slice mha_forward mha_backward
+    ) ;;
     bytes)
         for operation in "${operations[@]:7}"; do
             together check "full-$operation" --cases full --operation "$operation"
         done
         wait ;;
     ids)
-        check ids --ids
-        check ids-portable --ids --kernels portable ;;
+        together check ids --ids
+        together check ids-portable --ids --kernels portable
+        wait ;;
     graph) note graph "$graph_test" ;;
     sanitize) part_sanitize ;;
     python) part_python ;;
@@ -204,6 +208,7 @@ for part in "$@"; do
         exit 2 ;;
     esac
 done
+[ -e "$results/parts.jsonl" ] && python3 tests/device/summary.py "$results" >"$results/summary.json"
 if [ -s "$results/failures" ]; then
     echo "failed:"
     cat "$results/failures"
