@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""summary.py FOLDER: what run.sh left in a folder as one JSON on standard output: how each step ended, and of the checks how
-many cases of each operation passed with which kernels, and which failed and why. Small enough to be committed."""
+"""summary.py FOLDER: what run.sh left in a folder as one JSON on standard output.
+
+How each step ended, and of the checks how many cases of each operation passed with which kernels, and which failed and
+why. Small enough to be committed.
+"""
 import json
 import pathlib
 import sys
