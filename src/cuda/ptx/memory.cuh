@@ -76,6 +76,14 @@ PTX_INLINE void ptx_copy_async_16(uint32_t shared, const void *global, uint32_t 
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes) : "memory");
 }
 
+/* 16 bytes if they are there, else zeros, from an address that need not be readable. */
+PTX_INLINE void ptx_copy_async_16_if(uint32_t shared, const void *global, bool there)
+{
+    asm volatile("{.reg .pred p; setp.eq.u32 p, %2, 0; cp.async.cg.shared.global [%0], [%1], 16, p;}" ::"r"(shared),
+                 "l"(global), "r"((uint32_t)there)
+                 : "memory");
+}
+
 /* 8 bytes. */
 PTX_INLINE void ptx_copy_async_8(uint32_t shared, const void *global, uint32_t bytes)
 {

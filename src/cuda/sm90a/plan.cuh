@@ -14,7 +14,8 @@
 #define BLOCK_BYTES 8192
 #define MMA_WARPS   8
 #define SCOUT_WARP  7
-#define PORTIONS    4 /* of a tile: two blocks each, the last also holds block 8 */
+#define RING        128 /* entries of a list that a producer warp holds */
+#define PORTIONS    4   /* of a tile: two blocks each, the last also holds block 8 */
 
 /* Token sources. */
 #define SOURCE_PAGES 0 /* 16-bit numbers, pages of a multiple of 64 tokens, by TMA */
@@ -31,7 +32,6 @@
 typedef struct token_place {
     const uint8_t *row; /* data row of the KV head; nullptr: not attended */
     int32_t scales;     /* bytes from the row to its scales */
-    uint32_t extra;     /* 1: in the extra pool */
 } token_place;
 
 /* BLOCKS: 8 (d_qk <= 512) or 9 (<= 576). Weights of slot s lie in its rope block, which V does not use; without one
@@ -48,7 +48,7 @@ template <int BLOCKS> struct plan {
     uint64_t free[2][2]; /* per slot: dims 0..255, 256..511; block 8 goes with the half that is not the slot's own */
     uint64_t piece_full[2], piece_free[2];
     piece pieces[2];
-    uint32_t entries[8][2 * TOKENS]; /* of a producer warp: what it found in the list and has not copied yet */
+    uint32_t entries[8][RING];       /* of a producer warp: what it found in the list and has not copied yet */
     token_place places[2][TOKENS];   /* CODES: of the tokens of a slot */
     piece_walk walk;                 /* the scout's own */
 };

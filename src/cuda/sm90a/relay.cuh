@@ -377,15 +377,19 @@ static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> 
 /* ---- the block --------------------------------------------------------------------------------------------------- */
 
 template <int BLOCKS, int SOURCE>
-static __device__ __forceinline__ void init_barriers(plan<BLOCKS> *m, int producer_warps)
+static __device__ __forceinline__ void init_barriers(const fmlac_mqa &p, plan<BLOCKS> *m, int producer_warps)
 {
     int readers = SOURCE == SOURCE_PAGES ? 1 : producer_warps; /* producer warps that read pieces */
     uint32_t arrivals = SOURCE == SOURCE_PAGES ? 1 : SOURCE == SOURCE_ROWS ? producer_warps * 32 : producer_warps;
     for (int i = 0; i < 2; i++) {
         for (int j = 0; j < PORTIONS; j++) {
-            /* the last portion also brings the mask: one arrival more */
-            ptx_mbarrier_init(ptx_shared_address(&m->full[i][j]),
-                              arrivals + (SOURCE == SOURCE_ROWS && j == PORTIONS - 1));
+            uint32_t more = 0;
+            if (SOURCE == SOURCE_ROWS && j == PORTIONS - 1) {
+                more = 1; /* the mask */
+            } else if (SOURCE == SOURCE_CODES && p.main.pool.rope_dims > 0 && j == rope_portion(p, i)) {
+                more = producer_warps * 32; /* every thread's copies */
+            }
+            ptx_mbarrier_init(ptx_shared_address(&m->full[i][j]), arrivals + more);
         }
         ptx_mbarrier_init(ptx_shared_address(&m->free[i][0]), 4);
         ptx_mbarrier_init(ptx_shared_address(&m->free[i][1]), 4);
@@ -404,7 +408,7 @@ template <int BLOCKS, int F16, int SOURCE> static __device__ __forceinline__ voi
     constexpr int PRODUCER_REGISTERS = SOURCE == SOURCE_PAGES ? 72 : SOURCE == SOURCE_ROWS ? 88 : 56;
     plan<BLOCKS> *m = (plan<BLOCKS> *)ptx_shared();
     if (threadIdx.x == 0) {
-        init_barriers<BLOCKS, SOURCE>(m, PRODUCER_WARPS);
+        init_barriers<BLOCKS, SOURCE>(p, m, PRODUCER_WARPS);
     }
     __syncthreads();
     ptx_grid_wait();

@@ -25,14 +25,22 @@ static __device__ __forceinline__ int32_t fetch_entry(const fmlac_mqa &p, const 
 
 /*
  * A producer warp's way through its piece of a list. Entries of index lists that name no token are left out, so that
- * tiles are full and a row's bits do not depend on what lies between; entries of paged lists keep their positions.
- * Every warp walks by itself, 64 entries at a time, the next ones fetched ahead.
+ * tiles are full and a row's bits do not depend on what lies between; entries of paged lists keep their positions. A
+ * tile holds tokens of one pool: the extra list's begin a new one. Every warp walks by itself, 64 positions at a time,
+ * through a ring of its own; the next entries are fetched while a tile is loaded.
  */
 typedef struct list_scan {
-    int32_t at, end;  /* positions */
-    int32_t have;     /* entries in the warp's buffer */
-    int32_t entry[2]; /* of positions at + lane, at + 32 + lane */
+    int32_t at, end;      /* positions */
+    int32_t first;        /* place in the ring of the next tile's first entry */
+    int32_t main, have;   /* entries in the ring: of the main list, which come first; all */
+    int32_t entry[2];     /* of positions at + lane, at + 32 + lane */
 } list_scan;
+
+/* Tokens of the next tile: they begin at `first` of the ring. */
+typedef struct tile_tokens {
+    int32_t first, count;
+    bool extra, more; /* of the extra pool; another tile of the piece follows */
+} tile_tokens;
 
 static __device__ __forceinline__ void scan_fetch(const fmlac_mqa &p, const fmlac_work &w, list_scan *scan)
 {
@@ -48,75 +56,66 @@ static __device__ __forceinline__ void scan_begin(const fmlac_mqa &p, const fmla
 {
     scan->at = begin * TOKENS;
     scan->end = (int32_t)clamped(w.main_count + w.extra_count, 0, end * TOKENS);
-    scan->have = 0;
+    scan->first = scan->main = scan->have = 0;
     scan_fetch(p, w, scan);
 }
 
-#define ENTRY_EXTRA 0x80000000u /* of an index list: the entry is of the extra one */
-
-/* Fills the buffer with more than a tile, if the list has them. */
-static __device__ __forceinline__ void scan_fill(const fmlac_mqa &p, const fmlac_work &w, list_scan *scan,
-                                                 uint32_t *buffer)
+/* The next tile. The ring is filled until it holds more than a tile, so that `more` is known. */
+static __device__ __forceinline__ tile_tokens scan_next(const fmlac_mqa &p, const fmlac_work &w, list_scan *scan,
+                                                        uint32_t *ring)
 {
     int lane = threadIdx.x % 32;
     bool paged = p.main.kind == FMLAC_LIST_PAGED;
+    __syncwarp(); /* the tile before has been read */
 #pragma unroll 1
     while (scan->have <= TOKENS && scan->at < scan->end) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             int32_t position = scan->at + 32 * h + lane, entry = scan->entry[h];
-            bool extra = !paged && position >= (int32_t)w.main_count && position < scan->end;
-            const fmlac_pool &pool = extra ? p.extra.pool : p.main.pool;
-            bool kept = position < scan->end && (paged || (entry >= 0 && entry < pool.num_pages * pool.page_size));
-            uint32_t all = __ballot_sync(0xFFFFFFFFu, kept);
+            bool extra = position >= (int32_t)w.main_count;
+            int64_t slots = extra ? p.extra.pool.num_pages * p.extra.pool.page_size
+                                  : p.main.pool.num_pages * p.main.pool.page_size;
+            bool kept = position < scan->end && (paged || (entry >= 0 && entry < slots));
+            uint32_t all = __ballot_sync(0xFFFFFFFFu, kept), main = __ballot_sync(0xFFFFFFFFu, kept && !extra);
             if (kept) {
-                int at = scan->have + __popc(all & ((1u << lane) - 1));
-                buffer[at] = (uint32_t)entry | (extra ? ENTRY_EXTRA : 0);
+                ring[(scan->first + scan->have + __popc(all & ((1u << lane) - 1))) % RING] = (uint32_t)entry;
             }
             scan->have += __popc(all);
+            scan->main += __popc(main);
         }
         scan->at += TOKENS;
         scan_fetch(p, w, scan);
     }
     __syncwarp();
+    int32_t same = scan->main > 0 ? scan->main : scan->have;
+    tile_tokens tile = {scan->first, same < TOKENS ? same : TOKENS, scan->main == 0, false};
+    scan->first = (scan->first + tile.count) % RING;
+    scan->have -= tile.count;
+    scan->main -= tile.extra ? 0 : tile.count;
+    tile.more = scan->have > 0;
+    return tile;
 }
 
-/* Drops a tile from the buffer. */
-static __device__ __forceinline__ void scan_drop(list_scan *scan, uint32_t *buffer)
+/* Where token `row` of a tile lies; `position`: of the tile's first entry in a paged list. */
+static __device__ __forceinline__ token_place find_token(const fmlac_mqa &p, const fmlac_work &w, const uint32_t *ring,
+                                                         const tile_tokens &tile, int32_t position, int row)
 {
-    int lane = threadIdx.x % 32;
-    __syncwarp();
-    uint32_t low = buffer[TOKENS + lane], high = buffer[TOKENS + 32 + lane];
-    __syncwarp();
-    buffer[lane] = low;
-    buffer[32 + lane] = high;
-    scan->have = scan->have > TOKENS ? scan->have - TOKENS : 0;
-    __syncwarp();
-}
-
-/* Where token `row` of the tile lies whose list begins the buffer; `tile` counts positions of paged lists. */
-static __device__ __forceinline__ token_place find_token(const fmlac_mqa &p, const fmlac_work &w,
-                                                         const uint32_t *buffer, int32_t have, int32_t tile, int row)
-{
-    token_place place;
+    token_place place = {nullptr, 0};
     bool paged = p.main.kind == FMLAC_LIST_PAGED;
-    uint32_t found = row < have ? buffer[row] : ~0u;
-    int32_t position = tile * TOKENS + row;
-    place.extra = !paged && row < have ? found >> 31 : 0;
-    int32_t entry = (int32_t)(paged || row >= have ? found : found & ~ENTRY_EXTRA);
-    const fmlac_pool &pool = place.extra ? p.extra.pool : p.main.pool;
-    uint32_t size = (uint32_t)pool.page_size;
-    uint32_t dividend = paged ? (uint32_t)position : (uint32_t)entry;
-    uint32_t quot = dividend / size;
-    uint32_t at = dividend - quot * size;
-    int64_t page = paged ? (int64_t)entry : (int64_t)quot;
-    uint8_t *begin = pool.data + page * pool.page_stride;
-    bool there = entry >= 0 && page < pool.num_pages;
-    place.row = there ? begin + at * pool.token_stride + w.kv_head * pool.head_stride : nullptr;
-    /* pages are shorter than 2^31 bytes */
-    place.scales = pool.scale_offset;
-    if (pool.layout == FMLAC_LAYOUT_PAGE) {
-        place.scales += (int32_t)((size - at) * (uint32_t)pool.token_stride + at * (uint32_t)pool.scale_row_bytes);
+    const fmlac_pool &pool = tile.extra ? p.extra.pool : p.main.pool;
+    if (row < tile.count) {
+        int32_t entry = (int32_t)ring[(tile.first + row) % RING];
+        uint32_t size = (uint32_t)pool.page_size, dividend = paged ? (uint32_t)(position + row) : (uint32_t)entry;
+        uint32_t page = dividend / size, at = dividend - page * size;
+        page = paged ? (uint32_t)entry : page;
+        if (entry >= 0 && page < pool.num_pages) {
+            place.row = pool.data + page * pool.page_stride + at * pool.token_stride + w.kv_head * pool.head_stride;
+        }
+        /* pages are shorter than 2^31 bytes */
+        place.scales = pool.scale_offset;
+        if (pool.layout == FMLAC_LAYOUT_PAGE) {
+            place.scales += (int32_t)((size - at) * (uint32_t)pool.token_stride + at * (uint32_t)pool.scale_row_bytes);
+        }
     }
     return place;
 }

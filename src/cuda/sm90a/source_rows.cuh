@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * source_rows.cuh: tokens of 16-bit numbers from anywhere, by cp.async. 128 threads: thread i copies 16-byte chunk i %
- * 8 of every block of rows i / 8, i / 8 + 16, ...: eight lanes make one swizzled row of a block.
+ * 8 of every block of rows i / 8, i / 8 + 16, ...: eight lanes make one swizzled row of a block. The copies are a
+ * straight run of instructions with constant distances: one warp per scheduler has to issue 36 of them per tile, so
+ * whatever else stands between them is paid for.
  */
 #ifndef FLASHMLA_CUDA_SM90A_SOURCE_ROWS_CUH
 #define FLASHMLA_CUDA_SM90A_SOURCE_ROWS_CUH
@@ -10,69 +12,107 @@
 
 #define ROW_COPIES 4 /* rows of a tile that a thread takes part in */
 
-template <int BLOCKS>
-static __device__ __forceinline__ void copy_rows(const fmlac_mqa &p, const fmlac_work &w, plan<BLOCKS> *m, int slot,
-                                                 uint32_t parity, const uint32_t *buffer, int32_t have, int32_t tile,
-                                                 int thread)
+/* A thread's share of a tile. */
+typedef struct row_share {
+    const uint8_t *from[ROW_COPIES]; /* its chunk of block 0 */
+    int32_t dims[ROW_COPIES];        /* of the row from that chunk on; 0: an absent token */
+    uint32_t to;                     /* its chunk of block 0 of the first row, in shared memory */
+} row_share;
+
+/* Lanes 0..15 find the warp's sixteen tokens: lane 4i + j the one of row 16i + 4 warp + j. */
+static __device__ __forceinline__ void share_tile(const fmlac_mqa &p, const fmlac_work &w, const uint32_t *ring,
+                                                  const tile_tokens &tile, int32_t position, row_share *share)
 {
-    int chunk = thread % 8;
-    const uint8_t *from[ROW_COPIES];
-    uint32_t there = 0;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, chunk = lane % 8;
+    token_place place = find_token(p, w, ring, tile, position, lane / 4 % 4 * 16 + warp * 4 + lane % 4);
 #pragma unroll
     for (int i = 0; i < ROW_COPIES; i++) {
-        token_place place = find_token(p, w, buffer, have, tile, thread / 8 + 16 * i);
-        there |= (uint32_t)(place.row != nullptr) << i;
-        from[i] = (place.row ? place.row : p.main.pool.data) + chunk * 16;
+        const uint8_t *row = (const uint8_t *)__shfl_sync(0xFFFFFFFFu, (unsigned long long)place.row, i * 4 + lane / 8);
+        share->dims[i] = row ? p.d_qk - chunk * 8 : 0;
+        share->from[i] = (row ? row : p.main.pool.data) + chunk * 16;
     }
+}
+
+/* Blocks first, first + 1, .. of a tile. */
+template <int COUNT>
+static __device__ __forceinline__ void copy_blocks(const fmlac_mqa &p, const row_share &share, int first)
+{
+    uint32_t to = share.to + first * BLOCK_BYTES;
+    if (!p.aligned) {
 #pragma unroll 1
-    for (int portion = 0; portion < PORTIONS; portion++) {
-        uint32_t full = ptx_shared_address(&m->full[slot][portion]);
-        if (portion % 2 == 0) {
-            ptx_mbarrier_wait(ptx_shared_address(&m->free[slot][portion < 2 ? slot : 1 - slot]), parity ^ 1);
+        for (int at = 0; at < COUNT * ROW_COPIES; at++) {
+            int i = at % ROW_COPIES, dim = (first + at / ROW_COPIES) * 64;
+            int32_t dims = i == 0 ? share.dims[0] : i == 1 ? share.dims[1] : i == 2 ? share.dims[2] : share.dims[3];
+            const uint8_t *from = i == 0   ? share.from[0]
+                                  : i == 1 ? share.from[1]
+                                  : i == 2 ? share.from[2]
+                                           : share.from[3];
+            copy_bytes(to + at / ROW_COPIES * BLOCK_BYTES + i * 2048, from + dim * 2, dims - dim);
         }
-        int last = portion == PORTIONS - 1 ? BLOCKS : 2 * portion + 2;
-#pragma unroll 1
-        for (int at = 2 * portion; at < last; at++) {
-            int block = block_at(at, slot);
-            uint32_t to = ptx_shared_address(m->k[slot][block]) + chunk_offset(thread / 8, chunk);
-            int inside = p.d_qk - (block * 64 + chunk * 8);
+        return;
+    }
 #pragma unroll
-            for (int i = 0; i < ROW_COPIES; i++) {
-                bool copied = inside > 0 && (there >> i & 1) != 0;
-                if (p.aligned) {
-                    ptx_copy_async_16(to + i * 16 * 128, copied ? from[i] + block * 128 : p.main.pool.data,
-                                      copied ? 16 : 0);
-                } else {
-                    copy_bytes(to + i * 16 * 128, from[i] + block * 128, copied ? inside : 0);
-                }
-            }
+    for (int i = 0; i < ROW_COPIES; i++) {
+        const uint8_t *from = share.from[i] + first * 128;
+        int32_t dims = share.dims[i] - first * 64;
+#pragma unroll
+        for (int block = 0; block < COUNT; block++) {
+            ptx_copy_async_16_if(to + block * BLOCK_BYTES + i * 2048, from + block * 128, dims > block * 64);
         }
-        if (p.aligned) {
-            ptx_mbarrier_arrive_copies(full);
-        } else {
-            ptx_fence_async_proxy();
-            ptx_mbarrier_arrive(full);
-        }
-        if (portion == PORTIONS - 1 && thread < 32) {
-            for (int h = 0; h < 2; h++) {
-                const token_place place = find_token(p, w, buffer, have, tile, thread + 32 * h);
-                uint32_t mask = __ballot_sync(0xFFFFFFFFu, place.row != nullptr);
-                if (thread == 0) {
-                    m->mask[slot][h] = mask;
-                }
-            }
-            if (thread == 0) {
-                m->more[slot] = have > TOKENS;
-                ptx_mbarrier_arrive(full);
-            }
-        }
+    }
+}
+
+static __device__ __forceinline__ void portion_there(const fmlac_mqa &p, uint32_t full)
+{
+    if (p.aligned) {
+        ptx_mbarrier_arrive_copies(full);
+    } else {
+        ptx_fence_async_proxy();
+        ptx_mbarrier_arrive(full);
+    }
+}
+
+/* A tile into a slot, half by half in the order in which they become free. */
+template <int BLOCKS>
+static __device__ __forceinline__ void copy_rows(const fmlac_mqa &p, const row_share &share, plan<BLOCKS> *m, int slot,
+                                                 uint32_t parity)
+{
+    uint32_t full = ptx_shared_address(m->full[slot]), free = ptx_shared_address(m->free[slot]);
+    ptx_mbarrier_wait(free + 8 * slot, parity ^ 1);
+    copy_blocks<2>(p, share, 4 * slot);
+    portion_there(p, full);
+    copy_blocks<2>(p, share, 4 * slot + 2);
+    portion_there(p, full + 8);
+    int other = 1 - slot;
+    ptx_mbarrier_wait(free + 8 * other, parity ^ 1);
+    copy_blocks<2>(p, share, 4 * other);
+    portion_there(p, full + 16);
+    copy_blocks<2>(p, share, 4 * other + 2);
+    if (BLOCKS == 9) {
+        copy_blocks<1>(p, share, 8);
+    }
+    portion_there(p, full + 24);
+}
+
+/* Which tokens of the tile are there, and what follows; by one warp, once the slot's last reader has left. */
+template <int BLOCKS>
+static __device__ __forceinline__ void publish_mask(plan<BLOCKS> *m, int slot, const tile_tokens &tile,
+                                                    const uint32_t there[2])
+{
+    if (threadIdx.x % 32 == 0) {
+        m->mask[slot][0] = there[0];
+        m->mask[slot][1] = there[1];
+        m->more[slot] = tile.more;
+        ptx_mbarrier_arrive(ptx_shared_address(&m->full[slot][PORTIONS - 1]));
     }
 }
 
 template <int BLOCKS> static __device__ __forceinline__ void produce_rows(const fmlac_mqa &p, plan<BLOCKS> *m)
 {
     int thread = threadIdx.x - MMA_WARPS * 32;
-    uint32_t *buffer = m->entries[thread / 32];
+    int warp = __shfl_sync(0xFFFFFFFFu, thread / 32, 0);
+    uint32_t *ring = m->entries[warp];
+    uint32_t chunk = chunk_offset(thread / 8, thread % 8);
     slot_uses uses = 0;
 #pragma unroll 1
     for (uint32_t i = 0;; i++) {
@@ -82,17 +122,30 @@ template <int BLOCKS> static __device__ __forceinline__ void produce_rows(const 
             break;
         }
         const fmlac_work &w = c.work;
-        int32_t begin = c.begin, end = c.end, t = 0;
+        int32_t begin = __shfl_sync(0xFFFFFFFFu, c.begin, 0), end = __shfl_sync(0xFFFFFFFFu, c.end, 0), t = 0;
         list_scan scan;
         if (begin < end) {
             scan_begin(p, w, begin, end, &scan);
         }
 #pragma unroll 1
         for (bool more = begin < end; more; t++) {
-            scan_fill(p, w, &scan, buffer);
-            more = scan.have > TOKENS;
-            copy_rows(p, w, m, t & 1, tile_parity(uses, t), buffer, scan.have, begin + t, thread);
-            scan_drop(&scan, buffer);
+            tile_tokens tile = scan_next(p, w, &scan, ring);
+            row_share share;
+            uint32_t there[2];
+            int32_t position = (begin + t) * TOKENS;
+            more = tile.more;
+            share_tile(p, w, ring, tile, position, &share);
+            share.to = ptx_shared_address(m->k[t & 1]) + chunk;
+            if (warp == 0) {
+                for (int h = 0; h < 2; h++) {
+                    token_place place = find_token(p, w, ring, tile, position, 32 * h + thread % 32);
+                    there[h] = __ballot_sync(0xFFFFFFFFu, place.row != nullptr);
+                }
+            }
+            copy_rows(p, share, m, t & 1, tile_parity(uses, t));
+            if (warp == 0) {
+                publish_mask(m, t & 1, tile, there);
+            }
         }
         uses = uses_after(uses, t);
         __syncwarp();

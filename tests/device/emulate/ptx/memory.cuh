@@ -53,6 +53,10 @@ PTX_INLINE void ptx_copy_async_16(uint32_t to, const void *from, uint32_t bytes)
 {
     emu_copy_async(to, from, 16, (int)bytes);
 }
+PTX_INLINE void ptx_copy_async_16_if(uint32_t to, const void *from, bool there)
+{
+    emu_copy_async(to, from, 16, there ? 16 : 0);
+}
 PTX_INLINE void ptx_copy_async_8(uint32_t to, const void *from, uint32_t bytes)
 {
     emu_copy_async(to, from, 8, (int)bytes);
