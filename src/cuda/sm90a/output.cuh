@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * output.cuh: the epilogue: row sums of both warpgroups, lse, maximum, sink, and the output straight from registers, or
- * a partial result for the combine kernel.
+ * output.cuh: the epilogue: row sums, lse, maximum, sink, and the output straight from registers, or a partial result for
+ * the combine kernel.
  */
 #ifndef FLASHMLA_CUDA_SM90A_OUTPUT_CUH
 #define FLASHMLA_CUDA_SM90A_OUTPUT_CUH
@@ -102,29 +102,30 @@ static __device__ __forceinline__ void store_any(const fmlac_mqa &p, const float
     }
 }
 
-/* Warpgroup `group`: output dims 256 * group and on. Ends a piece: nobody reads Q after the barrier in here. */
+/* Group 0, the leader, has output dims 0..255, sums and references; group 1 the other dims. Ends a piece: nobody reads Q
+ * after the barrier in here. */
 template <int BLOCKS>
 static __device__ __forceinline__ void store_rows(const fmlac_mqa &p, const piece &c, const float o[128],
                                                   softmax_rows &rows, plan<BLOCKS> *m, int group)
 {
     int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4, q = threadIdx.x % 4;
-    for (int h = 0; h < 2; h++) {
-        rows.sum[h] += __shfl_xor_sync(0xFFFFFFFFu, rows.sum[h], 1);
-        rows.sum[h] += __shfl_xor_sync(0xFFFFFFFFu, rows.sum[h], 2);
-        if (q == 0) {
-            m->sum[group][row + 8 * h] = rows.sum[h];
-            m->max[group][row + 8 * h] = rows.max[h];
-        }
-    }
-    ptx_barrier_sync(BARRIER_MMA, 256);
     float factor[2];
     int64_t at[2];
     bool there[2];
+    if (group == 0) {
+        for (int h = 0; h < 2; h++) {
+            rows.sum[h] += __shfl_xor_sync(0xFFFFFFFFu, rows.sum[h], 1);
+            rows.sum[h] += __shfl_xor_sync(0xFFFFFFFFu, rows.sum[h], 2);
+            float last = finish_row(p, c, row + 8 * h, rows.reference[h], rows.max[h], rows.sum[h], q == 0);
+            if (q == 0) {
+                m->factor[row + 8 * h] = last;
+            }
+        }
+    }
+    ptx_barrier_sync(BARRIER_MMA, 256);
     for (int h = 0; h < 2; h++) {
         int r = row + 8 * h;
-        float sum = m->sum[0][r] + m->sum[1][r];
-        float max = fmaxf(m->max[0][r], m->max[1][r]);
-        factor[h] = finish_row(p, c, r, rows.reference[h], max, sum, group == 0 && q == 0);
+        factor[h] = m->factor[r];
         there[h] = r < c.work.rows;
         int64_t token;
         int32_t head;

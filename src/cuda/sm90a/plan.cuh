@@ -23,16 +23,24 @@
 #define SOURCE_CODES 2 /* quantised tokens, any list, expanded by the producer warps */
 
 /* Named barriers; 0 is __syncthreads. */
-#define BARRIER_WEIGHTS                                                                                                \
-    1                   /* + slot: weights of the tile in that slot are published (one warpgroup arrives, one waits) */
-#define BARRIER_GROUP 3 /* + warpgroup: the 128 threads of an MMA warpgroup */
-#define BARRIER_MMA   5 /* both MMA warpgroups */
+#define BARRIER_WEIGHTS 1 /* + slot: weights of the tile in that slot are published (leader arrives, follower waits) */
+#define BARRIER_LEADER  3 /* the 128 threads of the leader */
+#define BARRIER_MMA     5 /* both MMA warpgroups */
 
 /* Where a token lies. */
 typedef struct token_place {
     const uint8_t *row; /* data row of the KV head; nullptr: not attended */
     int32_t scales;     /* bytes from the row to its scales */
 } token_place;
+
+/* Where a producer warp is in its piece's list (source.cuh). */
+typedef struct list_scan {
+    const int32_t *main, *extra;      /* index lists, by position: the extra list's entries follow the main one's */
+    int32_t main_end, at, end;        /* positions */
+    uint32_t main_slots, extra_slots; /* entries below name a token */
+    int32_t first;                    /* place in the ring of the next tile's first entry */
+    int32_t have_main, have;          /* entries in the ring: of the main list, which come first; all */
+} list_scan;
 
 /* BLOCKS: 8 (d_qk <= 512) or 9 (<= 576). Weights of slot s lie in its rope block, which V does not use; without one
  * they have their own block. */
@@ -41,14 +49,15 @@ template <int BLOCKS> struct plan {
     unsigned char k[2][BLOCKS][BLOCK_BYTES];
     unsigned char weights[BLOCKS == 8 ? 2 * BLOCK_BYTES : 1024];
     float reference[2][ROWS]; /* of the weights in a slot, base 2 */
-    float sum[2][ROWS], max[2][ROWS];
+    float factor[ROWS]; /* what the output is multiplied by in the end */
     uint32_t mask[2][2]; /* tokens of a slot that are there */
     uint32_t more[2];    /* another tile of the piece follows */
     uint64_t full[2][PORTIONS];
-    uint64_t free[2][2]; /* per slot: dims 0..255, 256..511; block 8 goes with the half that is not the slot's own */
+    uint64_t free[2][2]; /* per slot: dims 0..255, 256..511; block 8 goes with the latter */
     uint64_t piece_full[2], piece_free[2];
     piece pieces[2];
     uint32_t entries[8][RING];       /* of a producer warp: what it found in the list and has not copied yet */
+    list_scan scans[8];
     token_place places[2][TOKENS];   /* CODES: of the tokens of a slot */
     piece_walk walk;                 /* the scout's own */
 };
@@ -72,12 +81,6 @@ static __device__ __forceinline__ uint32_t tile_parity(slot_uses uses, uint32_t 
 static __device__ __forceinline__ slot_uses uses_after(slot_uses uses, uint32_t tiles)
 {
     return uses ^ ((tiles + 1) >> 1 & 1) ^ (tiles & 2);
-}
-
-/* The block that is loaded and multiplied as number `at` (0..8) in a slot: the slot's own half comes first. */
-static __device__ __forceinline__ int block_at(int at, int slot)
-{
-    return at < 8 ? (at + 4 * slot) & 7 : 8;
 }
 
 /* Bytes from a tile's begin: 16-byte chunk `chunk` of a row, all blocks counted. */

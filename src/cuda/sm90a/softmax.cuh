@@ -87,18 +87,14 @@ static __device__ __forceinline__ bool weigh(float s[32], softmax_rows &rows, fl
     return __any_sync(0xFFFFFFFFu, moves);
 }
 
-/* Another warpgroup has moved the references. */
-static __device__ __forceinline__ bool follow(softmax_rows &rows, const float reference[2], float factor[2])
+/* The follower's references become the published ones. Returns whether what it summed must be multiplied. */
+static __device__ __forceinline__ bool follow_references(float reference[2], float first, float second, float factor[2])
 {
-    bool moves = false;
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        factor[h] = shrink(rows.reference[h], reference[h]);
-        moves = moves || factor[h] != 1.0f;
-        rows.reference[h] = reference[h];
-        rows.sum[h] *= factor[h];
-    }
-    return __any_sync(0xFFFFFFFFu, moves);
+    factor[0] = shrink(reference[0], first);
+    factor[1] = shrink(reference[1], second);
+    reference[0] = first;
+    reference[1] = second;
+    return __any_sync(0xFFFFFFFFu, factor[0] != 1.0f || factor[1] != 1.0f);
 }
 
 #endif

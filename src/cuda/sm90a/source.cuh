@@ -5,22 +5,12 @@
 
 #include "plan.cuh"
 
-/* What the list says at a position: a page (PAGED) or a slot; -1: nothing is attended there. */
-static __device__ __forceinline__ int32_t fetch_entry(const fmlac_mqa &p, const fmlac_work &w, int32_t position)
+/* PAGED: the page of a position below main_count. */
+static __device__ __forceinline__ int32_t fetch_page(const fmlac_mqa &p, const fmlac_work &w, int32_t position)
 {
-    if (p.main.kind == FMLAC_LIST_PAGED) {
-        if (position >= w.main_count) {
-            return -1;
-        }
-        uint32_t at = (uint32_t)position / (uint32_t)p.main.pool.page_size;
-        return p.main.block_table ? p.main.block_table[w.request * p.main.table_stride + at]
-                                  : (int32_t)(w.request * p.main.max_pages + at);
-    }
-    if (position < w.main_count) {
-        return index_row(&p, &p.main, w.first, w.kv_head)[position];
-    }
-    int32_t at = position - (int32_t)w.main_count; /* the extra list's entries follow the main one's */
-    return at < w.extra_count ? index_row(&p, &p.extra, w.first, w.kv_head)[at] : -1;
+    uint32_t at = (uint32_t)position / (uint32_t)p.main.pool.page_size;
+    return p.main.block_table ? p.main.block_table[w.request * p.main.table_stride + at]
+                              : (int32_t)(w.request * p.main.max_pages + at);
 }
 
 /*
@@ -29,71 +19,101 @@ static __device__ __forceinline__ int32_t fetch_entry(const fmlac_mqa &p, const 
  * tile holds tokens of one pool: the extra list's begin a new one. Every warp walks by itself, 64 positions at a time,
  * through a ring of its own; the next entries are fetched while a tile is loaded.
  */
-typedef struct list_scan {
-    int32_t at, end;      /* positions */
-    int32_t first;        /* place in the ring of the next tile's first entry */
-    int32_t main, have;   /* entries in the ring: of the main list, which come first; all */
-    int32_t entry[2];     /* of positions at + lane, at + 32 + lane */
-} list_scan;
-
 /* Tokens of the next tile: they begin at `first` of the ring. */
 typedef struct tile_tokens {
     int32_t first, count;
     bool extra, more; /* of the extra pool; another tile of the piece follows */
 } tile_tokens;
 
-static __device__ __forceinline__ void scan_fetch(const fmlac_mqa &p, const fmlac_work &w, list_scan *scan)
+/* The entries of positions at + lane, at + 32 + lane. */
+typedef struct list_ahead {
+    int32_t entry[2];
+} list_ahead;
+
+static __device__ __forceinline__ list_ahead scan_fetch(const fmlac_mqa &p, const fmlac_work &w, const list_scan *scan,
+                                                        int32_t at)
 {
+    bool paged = p.main.kind == FMLAC_LIST_PAGED;
+    list_ahead ahead = {{-1, -1}};
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        int32_t position = scan->at + 32 * h + (int32_t)(threadIdx.x % 32);
-        scan->entry[h] = position < scan->end ? fetch_entry(p, w, position) : -1;
+        int32_t position = at + 32 * h + (int32_t)(threadIdx.x % 32);
+        if (position < scan->end) {
+            const int32_t *list = position < scan->main_end ? scan->main : scan->extra;
+            ahead.entry[h] = paged ? fetch_page(p, w, position) : list[position];
+        }
     }
+    return ahead;
 }
 
-static __device__ __forceinline__ void scan_begin(const fmlac_mqa &p, const fmlac_work &w, int32_t begin, int32_t end,
-                                                  list_scan *scan)
+static __device__ __forceinline__ uint32_t slots_of(const fmlac_pool &pool)
 {
-    scan->at = begin * TOKENS;
-    scan->end = (int32_t)clamped(w.main_count + w.extra_count, 0, end * TOKENS);
-    scan->first = scan->main = scan->have = 0;
-    scan_fetch(p, w, scan);
+    int64_t slots = pool.num_pages * pool.page_size;
+    return slots < INT32_MAX ? (uint32_t)slots : INT32_MAX;
+}
+
+static __device__ __forceinline__ list_ahead scan_begin(const fmlac_mqa &p, const fmlac_work &w, int32_t begin,
+                                                        int32_t end, list_scan *scan)
+{
+    bool indexed = p.main.kind == FMLAC_LIST_INDEXED, extra = p.extra.kind == FMLAC_LIST_INDEXED;
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+        scan->main = indexed ? index_row(&p, &p.main, w.first, w.kv_head) : nullptr;
+        scan->extra = extra ? index_row(&p, &p.extra, w.first, w.kv_head) - w.main_count : nullptr;
+        scan->main_slots = indexed ? slots_of(p.main.pool) : 0xFFFFFFFFu; /* a page that is none keeps its place */
+        scan->extra_slots = slots_of(p.extra.pool);
+        scan->main_end = (int32_t)w.main_count;
+        scan->at = begin * TOKENS;
+        scan->end = (int32_t)clamped(w.main_count + w.extra_count, 0, end * TOKENS);
+        scan->first = scan->have_main = scan->have = 0;
+    }
+    __syncwarp();
+    return scan_fetch(p, w, scan, begin * TOKENS);
 }
 
 /* The next tile. The ring is filled until it holds more than a tile, so that `more` is known. */
 static __device__ __forceinline__ tile_tokens scan_next(const fmlac_mqa &p, const fmlac_work &w, list_scan *scan,
-                                                        uint32_t *ring)
+                                                        list_ahead *ahead, uint32_t *ring)
 {
     int lane = threadIdx.x % 32;
-    bool paged = p.main.kind == FMLAC_LIST_PAGED;
     __syncwarp(); /* the tile before has been read */
+    int32_t at = scan->at, first = scan->first, have = scan->have, have_main = scan->have_main;
 #pragma unroll 1
-    while (scan->have <= TOKENS && scan->at < scan->end) {
+    while (have <= TOKENS && at < scan->end) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            int32_t position = scan->at + 32 * h + lane, entry = scan->entry[h];
-            bool extra = position >= (int32_t)w.main_count;
-            int64_t slots = extra ? p.extra.pool.num_pages * p.extra.pool.page_size
-                                  : p.main.pool.num_pages * p.main.pool.page_size;
-            bool kept = position < scan->end && (paged || (entry >= 0 && entry < slots));
-            uint32_t all = __ballot_sync(0xFFFFFFFFu, kept), main = __ballot_sync(0xFFFFFFFFu, kept && !extra);
+            int32_t position = at + 32 * h + lane;
+            bool main = position < scan->main_end;
+            uint32_t entry = (uint32_t)ahead->entry[h], slots = main ? scan->main_slots : scan->extra_slots;
+            bool kept = position < scan->end && (entry < slots || slots == 0xFFFFFFFFu);
+            uint32_t all = __ballot_sync(0xFFFFFFFFu, kept);
             if (kept) {
-                ring[(scan->first + scan->have + __popc(all & ((1u << lane) - 1))) % RING] = (uint32_t)entry;
+                ring[(first + have + __popc(all & ((1u << lane) - 1))) % RING] = entry;
             }
-            scan->have += __popc(all);
-            scan->main += __popc(main);
+            have += __popc(all);
+            have_main += __popc(__ballot_sync(0xFFFFFFFFu, kept && main));
         }
-        scan->at += TOKENS;
-        scan_fetch(p, w, scan);
+        at += TOKENS;
+        *ahead = scan_fetch(p, w, scan, at);
+    }
+    int32_t same = have_main > 0 ? have_main : have;
+    tile_tokens tile = {first, same < TOKENS ? same : TOKENS, have_main == 0, have > same || have > TOKENS};
+    __syncwarp();
+    if (lane == 0) {
+        scan->at = at;
+        scan->first = (first + tile.count) % RING;
+        scan->have = have - tile.count;
+        scan->have_main = have_main - (tile.extra ? 0 : tile.count);
     }
     __syncwarp();
-    int32_t same = scan->main > 0 ? scan->main : scan->have;
-    tile_tokens tile = {scan->first, same < TOKENS ? same : TOKENS, scan->main == 0, false};
-    scan->first = (scan->first + tile.count) % RING;
-    scan->have -= tile.count;
-    scan->main -= tile.extra ? 0 : tile.count;
-    tile.more = scan->have > 0;
     return tile;
+}
+
+/* Whether token `row` of a tile is there. */
+static __device__ __forceinline__ bool token_there(const fmlac_mqa &p, const uint32_t *ring, const tile_tokens &tile,
+                                                   int row)
+{
+    return row < tile.count && (p.main.kind != FMLAC_LIST_PAGED || ring[(tile.first + row) % RING] < p.main.pool.num_pages);
 }
 
 /* Where token `row` of a tile lies; `position`: of the tile's first entry in a paged list. */
@@ -103,14 +123,12 @@ static __device__ __forceinline__ token_place find_token(const fmlac_mqa &p, con
     token_place place = {nullptr, 0};
     bool paged = p.main.kind == FMLAC_LIST_PAGED;
     const fmlac_pool &pool = tile.extra ? p.extra.pool : p.main.pool;
-    if (row < tile.count) {
-        int32_t entry = (int32_t)ring[(tile.first + row) % RING];
-        uint32_t size = (uint32_t)pool.page_size, dividend = paged ? (uint32_t)(position + row) : (uint32_t)entry;
+    if (token_there(p, ring, tile, row)) {
+        uint32_t entry = ring[(tile.first + row) % RING];
+        uint32_t size = (uint32_t)pool.page_size, dividend = paged ? (uint32_t)(position + row) : entry;
         uint32_t page = dividend / size, at = dividend - page * size;
-        page = paged ? (uint32_t)entry : page;
-        if (entry >= 0 && page < pool.num_pages) {
-            place.row = pool.data + page * pool.page_stride + at * pool.token_stride + w.kv_head * pool.head_stride;
-        }
+        page = paged ? entry : page;
+        place.row = pool.data + page * pool.page_stride + at * pool.token_stride + w.kv_head * pool.head_stride;
         /* pages are shorter than 2^31 bytes */
         place.scales = pool.scale_offset;
         if (pool.layout == FMLAC_LAYOUT_PAGE) {

@@ -214,18 +214,6 @@ static __device__ __forceinline__ void expand_pass(const fmlac_mqa &p, const raw
 
 /* ---- dims stored as bf16 ----------------------------------------------------------------------------------------- */
 
-/* Which half of slot `slot` they are loaded with: block 8 goes with the half that is not the slot's own. */
-static __device__ __forceinline__ int rope_half(const fmlac_mqa &p, int slot)
-{
-    return p.main.pool.quant_dims >= 512 ? 1 - slot : 1;
-}
-
-/* And the portion that they complete. */
-static __device__ __forceinline__ int rope_portion(const fmlac_mqa &p, int slot)
-{
-    return p.main.pool.quant_dims >= 512 || slot == 0 ? PORTIONS - 1 : 1;
-}
-
 /* The warp's tokens; lane: chunk lane % 8 of tokens lane / 8 and lane / 8 + 4. Every thread arrives at `full`. */
 static __device__ __forceinline__ void copy_rope(const fmlac_mqa &p, bool extra, const token_place *places,
                                                  uint32_t tile, int warp, uint32_t full)
@@ -254,12 +242,14 @@ static __device__ __forceinline__ void copy_rope(const fmlac_mqa &p, bool extra,
 /* ---- tiles ------------------------------------------------------------------------------------------------------- */
 
 /* Finds the next tile and the places of the warp's tokens in it. `position`: of its first entry in a paged list. */
-static __device__ __forceinline__ bool find_next(const fmlac_mqa &p, const fmlac_work &w, list_scan *scan,
-                                                 uint32_t *ring, int32_t position, token_place *places, int warp,
+template <int BLOCKS>
+static __device__ __forceinline__ bool find_next(const fmlac_mqa &p, const fmlac_work &w, plan<BLOCKS> *m,
+                                                 list_ahead *ahead, int32_t position, token_place *places, int warp,
                                                  codes_format *format)
 {
     int lane = threadIdx.x % 32;
-    tile_tokens tile = scan_next(p, w, scan, ring);
+    const uint32_t *ring = m->entries[warp];
+    tile_tokens tile = scan_next(p, w, &m->scans[warp], ahead, m->entries[warp]);
     token_place place = find_token(p, w, ring, tile, position, warp * WARP_TOKENS + lane % WARP_TOKENS);
     *format = format_of(pool_of(p, tile.extra), tile.extra);
     if (lane < WARP_TOKENS) {
@@ -297,38 +287,31 @@ template <int BLOCKS> static __device__ __forceinline__ void arrive_half(plan<BL
 }
 
 /* The first half of a tile's codes is under way in `raw`. Returns whether another tile follows the next; `more`: the
- * next follows (else what is found and loaded is an empty tile). `position`: of the next. */
+ * next follows (else what is found and loaded is an empty tile). `position`: of the next. The dims stored as bf16 are in
+ * the second half of every format. */
 template <int BLOCKS>
 static __device__ __forceinline__ bool expand_tile(const fmlac_mqa &p, plan<BLOCKS> *m, int slot, uint32_t parity,
-                                                   raw_half *raw, const fmlac_work &w, list_scan *scan,
+                                                   raw_half *raw, const fmlac_work &w, list_ahead *ahead,
                                                    int32_t position, bool more, int warp)
 {
     int lane = threadIdx.x % 32;
-    uint32_t tile = ptx_shared_address(m->k[slot]), rope_full = 0;
+    uint32_t tile = ptx_shared_address(m->k[slot]), free = ptx_shared_address(m->free[slot]);
     token_place *places = m->places[slot] + warp * WARP_TOKENS, *others = m->places[1 - slot] + warp * WARP_TOKENS;
-    codes_format format = raw->format;
-    bool rope = p.main.pool.rope_dims > 0;
-    if (rope) {
-        rope_full = ptx_shared_address(&m->full[slot][rope_portion(p, slot)]);
-    }
-    ptx_mbarrier_wait(ptx_shared_address(&m->free[slot][slot]), parity ^ 1);
-    if (rope && rope_half(p, slot) == slot) {
-        copy_rope(p, format.extra, places, tile, warp, rope_full);
-    }
-    expand_half(p, raw, tile, slot, format, places, 1 - slot, warp);
+    codes_format format = raw->format, next;
+    ptx_mbarrier_wait(free, parity ^ 1);
+    expand_half(p, raw, tile, 0, format, places, 1, warp);
     arrive_half(m, slot, 0);
-    codes_format next;
-    bool more_then = find_next(p, w, scan, m->entries[warp], position, others, warp, &next);
-    ptx_mbarrier_wait(ptx_shared_address(&m->free[slot][1 - slot]), parity ^ 1);
-    if (rope && rope_half(p, slot) != slot) {
-        copy_rope(p, format.extra, places, tile, warp, rope_full);
+    bool more_then = find_next(p, w, m, ahead, position, others, warp, &next);
+    ptx_mbarrier_wait(free + 8, parity ^ 1);
+    if (p.main.pool.rope_dims > 0) {
+        copy_rope(p, format.extra, places, tile, warp, ptx_shared_address(&m->full[slot][PORTIONS - 1]));
     }
     uint32_t there = __ballot_sync(0xFFFFFFFFu, places[lane % WARP_TOKENS].row != nullptr);
     if (lane == 0) {
         ((volatile uint8_t *)m->mask[slot])[warp] = (uint8_t)there;
         m->more[slot] = more;
     }
-    expand_half(p, raw, tile, 1 - slot, next, others, 1 - slot, warp);
+    expand_half(p, raw, tile, 1, next, others, 0, warp);
     arrive_half(m, slot, 1);
     return more_then;
 }
@@ -347,12 +330,12 @@ template <int BLOCKS> static __device__ __forceinline__ void produce_codes(const
         const fmlac_work &w = c.work;
         int32_t begin = __shfl_sync(0xFFFFFFFFu, c.begin, 0), tiles = __shfl_sync(0xFFFFFFFFu, c.end, 0) - begin;
         raw_half raw;
-        list_scan scan;
+        list_ahead ahead;
         bool there = tiles > 0, more = false;
         if (there) {
             token_place *places = m->places[0] + warp * WARP_TOKENS;
-            scan_begin(p, w, begin, begin + tiles, &scan);
-            more = find_next(p, w, &scan, m->entries[warp], begin * TOKENS, places, warp, &raw.format);
+            ahead = scan_begin(p, w, begin, begin + tiles, &m->scans[warp]);
+            more = find_next(p, w, m, &ahead, begin * TOKENS, places, warp, &raw.format);
 #pragma unroll
             for (int j = 0; j < PASSES; j++) {
                 load_pass(p, raw.format, places, j, 0, &raw);
@@ -361,7 +344,7 @@ template <int BLOCKS> static __device__ __forceinline__ void produce_codes(const
         int32_t t = 0;
 #pragma unroll 1
         for (; there; t++) {
-            bool next = expand_tile(p, m, t & 1, tile_parity(uses, t), &raw, w, &scan, (begin + t + 1) * TOKENS, more,
+            bool next = expand_tile(p, m, t & 1, tile_parity(uses, t), &raw, w, &ahead, (begin + t + 1) * TOKENS, more,
                                     warp);
             there = more;
             more = next;

@@ -9,10 +9,6 @@
 #include "ptx/tma.cuh"
 #include "source.cuh"
 
-#ifndef TILES_AHEAD
-#define TILES_AHEAD 2 /* from the tile that is loaded to the one that is brought into L2 meanwhile */
-#endif
-
 /* Where a tile of the list lies; a page that is none is outside the pool. */
 typedef struct tile_place {
     int32_t page, row;
@@ -21,24 +17,11 @@ typedef struct tile_place {
 
 static __device__ __forceinline__ tile_place find_tile(const fmlac_mqa &p, const fmlac_work &w, int32_t tile)
 {
-    int32_t position = tile * TOKENS, page = fetch_entry(p, w, position);
+    int32_t position = tile * TOKENS, page = fetch_page(p, w, position);
     bool there = page >= 0 && page < p.main.pool.num_pages;
     tile_place place = {there ? page : (int32_t)p.main.pool.num_pages,
                         (int32_t)((uint32_t)position % (uint32_t)p.main.pool.page_size), there};
     return place;
-}
-
-/* Tile `tile` of the list into L2: two slots alone keep too few bytes on their way from memory. */
-template <int BLOCKS>
-static __device__ __forceinline__ void prefetch_tile(const fmlac_mqa_sm90a &all, const fmlac_work &w, int32_t tile)
-{
-    tile_place place = find_tile(all.mqa, w, tile);
-    if (place.there) {
-#pragma unroll
-        for (int block = 0; block < BLOCKS; block++) {
-            ptx_tma_prefetch_4d(&all.pages, block * 64, place.row, place.page, w.kv_head);
-        }
-    }
 }
 
 /* Tile `tile` of the list, into a slot. */
@@ -51,7 +34,7 @@ static __device__ __forceinline__ void copy_tile(const fmlac_mqa_sm90a &all, con
     for (int portion = 0; portion < PORTIONS; portion++) {
         uint32_t full = ptx_shared_address(&m->full[slot][portion]);
         if (portion % 2 == 0) {
-            ptx_mbarrier_wait(ptx_shared_address(&m->free[slot][portion < 2 ? slot : 1 - slot]), parity ^ 1);
+            ptx_mbarrier_wait(ptx_shared_address(&m->free[slot][portion / 2]), parity ^ 1);
         }
         if (portion == PORTIONS - 1) {
             int64_t left = w.main_count - tile * TOKENS;
@@ -62,8 +45,7 @@ static __device__ __forceinline__ void copy_tile(const fmlac_mqa_sm90a &all, con
         }
         int last = portion == PORTIONS - 1 ? BLOCKS : 2 * portion + 2;
         ptx_mbarrier_arrive_expect(full, (last - 2 * portion) * BLOCK_BYTES);
-        for (int at = 2 * portion; at < last; at++) {
-            int block = block_at(at, slot);
+        for (int block = 2 * portion; block < last; block++) {
             ptx_tma_load_4d(ptx_shared_address(m->k[slot][block]), &all.pages, full, block * 64, place.row, place.page,
                             w.kv_head, PTX_L2_EVICT_NORMAL);
         }
@@ -88,9 +70,6 @@ template <int BLOCKS> static __device__ __forceinline__ void produce_pages(const
         int32_t begin = c.begin, end = c.end;
 #pragma unroll 1
         for (int32_t t = begin; t < end; t++) {
-            if (TILES_AHEAD > 0 && t + TILES_AHEAD < end) {
-                prefetch_tile<BLOCKS>(all, w, t + TILES_AHEAD);
-            }
             copy_tile(all, w, m, (t - begin) & 1, tile_parity(uses, t - begin), t, t + 1 < end);
         }
         uses = uses_after(uses, end - begin);

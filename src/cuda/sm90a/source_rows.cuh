@@ -78,19 +78,15 @@ static __device__ __forceinline__ void copy_rows(const fmlac_mqa &p, const row_s
                                                  uint32_t parity)
 {
     uint32_t full = ptx_shared_address(m->full[slot]), free = ptx_shared_address(m->free[slot]);
-    ptx_mbarrier_wait(free + 8 * slot, parity ^ 1);
-    copy_blocks<2>(p, share, 4 * slot);
+    ptx_mbarrier_wait(free, parity ^ 1);
+    copy_blocks<2>(p, share, 0);
     portion_there(p, full);
-    copy_blocks<2>(p, share, 4 * slot + 2);
+    copy_blocks<2>(p, share, 2);
     portion_there(p, full + 8);
-    int other = 1 - slot;
-    ptx_mbarrier_wait(free + 8 * other, parity ^ 1);
-    copy_blocks<2>(p, share, 4 * other);
+    ptx_mbarrier_wait(free + 8, parity ^ 1);
+    copy_blocks<2>(p, share, 4);
     portion_there(p, full + 16);
-    copy_blocks<2>(p, share, 4 * other + 2);
-    if (BLOCKS == 9) {
-        copy_blocks<1>(p, share, 8);
-    }
+    copy_blocks<BLOCKS - 6>(p, share, 6);
     portion_there(p, full + 24);
 }
 
@@ -112,6 +108,7 @@ template <int BLOCKS> static __device__ __forceinline__ void produce_rows(const 
     int thread = threadIdx.x - MMA_WARPS * 32;
     int warp = __shfl_sync(0xFFFFFFFFu, thread / 32, 0);
     uint32_t *ring = m->entries[warp];
+    list_scan *scan = &m->scans[warp];
     uint32_t chunk = chunk_offset(thread / 8, thread % 8);
     slot_uses uses = 0;
 #pragma unroll 1
@@ -123,13 +120,13 @@ template <int BLOCKS> static __device__ __forceinline__ void produce_rows(const 
         }
         const fmlac_work &w = c.work;
         int32_t begin = __shfl_sync(0xFFFFFFFFu, c.begin, 0), end = __shfl_sync(0xFFFFFFFFu, c.end, 0), t = 0;
-        list_scan scan;
+        list_ahead ahead;
         if (begin < end) {
-            scan_begin(p, w, begin, end, &scan);
+            ahead = scan_begin(p, w, begin, end, scan);
         }
 #pragma unroll 1
         for (bool more = begin < end; more; t++) {
-            tile_tokens tile = scan_next(p, w, &scan, ring);
+            tile_tokens tile = scan_next(p, w, scan, &ahead, ring);
             row_share share;
             uint32_t there[2];
             int32_t position = (begin + t) * TOKENS;
@@ -138,8 +135,7 @@ template <int BLOCKS> static __device__ __forceinline__ void produce_rows(const 
             share.to = ptx_shared_address(m->k[t & 1]) + chunk;
             if (warp == 0) {
                 for (int h = 0; h < 2; h++) {
-                    token_place place = find_token(p, w, ring, tile, position, 32 * h + thread % 32);
-                    there[h] = __ballot_sync(0xFFFFFFFFu, place.row != nullptr);
+                    there[h] = __ballot_sync(0xFFFFFFFFu, token_there(p, ring, tile, 32 * h + thread % 32));
                 }
             }
             copy_rows(p, share, m, t & 1, tile_parity(uses, t));
