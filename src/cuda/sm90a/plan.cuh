@@ -13,7 +13,6 @@
 
 #define BLOCK_BYTES 8192
 #define MMA_WARPS   8
-#define SCOUT_WARP  7
 #define RING        128 /* entries of a list that a producer warp holds */
 #define PORTIONS    4   /* of a tile: two blocks each, the last also holds block 8 */
 
@@ -89,7 +88,9 @@ static __device__ __forceinline__ uint32_t chunk_offset(uint32_t row, uint32_t c
     return (chunk >> 3) * BLOCK_BYTES + row * 128 + (((chunk ^ row) & 7) << 4);
 }
 
-/* The scout (a warp) finds piece number i once everybody has left the piece before the last. */
+/* The scout (a warp) finds piece number i once everybody has left the piece before the last. Where it is done matters:
+ * in a warp that multiplies, ptxas keeps the operands' addresses out of uniform registers, and four moves stand before
+ * every product. */
 template <int BLOCKS>
 static __device__ __forceinline__ void scout_piece(const fmlac_mqa &p, plan<BLOCKS> *m, uint32_t i)
 {

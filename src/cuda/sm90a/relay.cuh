@@ -5,12 +5,12 @@
  * parameter.
  *
  * ROLES          warps                 registers: PAGES, ROWS, CODES  work
- *   leader         0..3                  216, 208, 200                  scores, weights; output dims 0..255
- *   follower       4..7                  216, 208, 200                  output dims 256..511
- *   producers      8..11 (CODES 8..15)   72, 88, 56                     token tiles into shared memory
+ *   leader         0..3                  216, 200, 200                  scores, weights; output dims 0..255
+ *   follower       4..7                  216, 200, 200                  output dims 256..511
+ *   producers      8..11 (CODES 8..15)   72, 104, 56                    token tiles into shared memory
  *
- * Warp 7 is also the scout: it finds the next piece of work while the leader multiplies the first tile of the one
- * before. Accumulators: output 64 x 256 (128 registers per thread); the leader's scores 64 x 64 (32) and weights as an
+ * The scout, a warp, finds the next piece of work while the one before is in hand: with PAGES warp 9, which does nothing
+ * else, with ROWS warp 8, with CODES warp 7 (there the expanding warps have the least time). Accumulators: output 64 x 256 (128 registers per thread); the leader's scores 64 x 64 (32) and weights as an
  * A operand (16).
  *
  * SHARED MEMORY  struct plan (plan.cuh): Q | two slots of one tile | weights, references, row sums | barriers | pieces.
@@ -54,6 +54,13 @@
 
 #include <stddef.h>
 
+/* What all lanes have read. Said like this, it and what depends on it live in uniform registers, from where products take
+ * their operands' addresses; otherwise four moves stand before every product. */
+static __device__ __forceinline__ uint32_t uniform(uint32_t x)
+{
+    return __shfl_sync(0xFFFFFFFFu, x, 0);
+}
+
 /* A tile as operands, and its shared addresses. */
 typedef struct tile_view {
     uint32_t k;               /* K-major */
@@ -85,7 +92,6 @@ static __device__ __forceinline__ void start_scores(float s[32], uint32_t q, uin
     for (int at = 0; at < BLOCKS; at++) {
         if (at % 2 == 0 && at < 8) {
             ptx_mbarrier_wait(full + at / 2 * 8, parity);
-            ptx_fence_async_proxy();
             ptx_wgmma_fence();
         }
 #pragma unroll
@@ -221,16 +227,17 @@ static __device__ __forceinline__ void clear_tail(uint32_t tile, int first, uint
 template <int BLOCKS, int F16>
 static __device__ __forceinline__ bool weights_of(float s[32], softmax_rows &rows, float factor[2],
                                                   const plan<BLOCKS> *m, const piece &c, uint32_t slot, uint32_t tile,
-                                                  int64_t first)
+                                                  int32_t first)
 {
     int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
     uint32_t mask[2];
     int32_t limit[2];
     for (int h = 0; h < 2; h++) { /* the tokens that are there, and those that this thread's rows see */
         mask[h] = *(const volatile uint32_t *)&m->mask[slot][h];
-        limit[h] = (int32_t)clamped(c.seen[row + 8 * h] - first, 0, TOKENS);
+        int32_t seen = c.seen[row + 8 * h] - first;
+        limit[h] = seen < TOKENS ? seen : TOKENS;
     }
-    if (c.all_see < c.work.main_count && c.all_see < first + TOKENS) {
+    if (c.all_see < first + TOKENS && c.all_see < c.work.main_count) {
         ptx_barrier_sync(BARRIER_LEADER, 128); /* all four warps have their scores */
         clean_rows<F16>(tile, (int)clamped(c.all_see - first, 0, TOKENS), threadIdx.x % 128);
         ptx_fence_async_proxy();
@@ -252,14 +259,14 @@ static __device__ __forceinline__ uint32_t lead(float o[128], softmax_rows &rows
     do {
         const uint32_t slot = t & 1, parity = tile_parity(uses, t), full = ptx_shared_address(m->full[slot]);
         const tile_view v = view_of<BLOCKS>(slot);
-        int64_t first = (int64_t)(c.begin + (int32_t)t) * TOKENS;
+        int32_t first = (c.begin + (int32_t)t) * TOKENS;
         if (SOURCE == SOURCE_PAGES && first + TOKENS > c.work.main_count) {
             clear_tail<BLOCKS>(v.at, (int)(c.work.main_count - first), full, parity);
         }
         start_scores<BLOCKS, F16>(s, q, v.k, full, parity);
         ptx_wgmma_wait<0>();
         ptx_wgmma_hold<32>(s);
-        more = *(const volatile uint32_t *)&m->more[slot];
+        more = uniform(*(const volatile uint32_t *)&m->more[slot]);
         if (weights_of<BLOCKS, F16>(s, rows, factor, m, c, slot, v.at, first)) {
             rescale(o, factor); /* seldom */
         }
@@ -289,13 +296,12 @@ static __device__ __forceinline__ uint32_t follow(float o[128], plan<BLOCKS> *m,
         ptx_barrier_sync(BARRIER_WEIGHTS + slot, 256);
         ptx_mbarrier_wait(full + 2 * 8, parity);
         ptx_mbarrier_wait(full + 3 * 8, parity);
-        ptx_fence_async_proxy();
         float factor[2];
         if (follow_references(reference, m->reference[slot][row], m->reference[slot][row + 8], factor)) {
             rescale(o, factor);
         }
         start_values_ss<F16, WIDE>(o, v.weights, v.right);
-        more = *(const volatile uint32_t *)&m->more[slot];
+        more = uniform(*(const volatile uint32_t *)&m->more[slot]);
         ptx_wgmma_wait<0>();
         ptx_wgmma_hold<128>(o);
         release(ptx_shared_address(&m->free[slot][1]));
@@ -311,7 +317,7 @@ template <int BLOCKS, int F16, int SOURCE>
 static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> *m)
 {
     int group = __shfl_sync(0xFFFFFFFFu, (int)(threadIdx.x / 128), 0);
-    bool scout = threadIdx.x / 32 == SCOUT_WARP;
+    bool scout = SOURCE == SOURCE_CODES && threadIdx.x / 32 == MMA_WARPS - 1;
     if (scout) {
         walk_begin(p, &m->walk, threadIdx.x % 32);
         scout_piece(p, m, 0);
@@ -322,10 +328,10 @@ static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> 
     for (uint32_t i = 0;; i++) {
         ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[i & 1]), use_parity(i));
         const piece &c = m->pieces[i & 1];
-        if (!c.there) {
+        if (!uniform(c.there)) {
             break;
         }
-        bool any = c.end > c.begin;
+        bool any = uniform(c.end - c.begin) != 0;
         if (any) {
             load_q<BLOCKS>(p, c.work, m);
         }
@@ -385,8 +391,8 @@ template <int BLOCKS, int F16, int SOURCE> static __device__ __forceinline__ voi
 {
     const fmlac_mqa &p = all.mqa;
     constexpr int PRODUCER_WARPS = SOURCE == SOURCE_CODES ? 8 : 4;
-    constexpr int MMA_REGISTERS = SOURCE == SOURCE_PAGES ? 216 : SOURCE == SOURCE_ROWS ? 208 : 200;
-    constexpr int PRODUCER_REGISTERS = SOURCE == SOURCE_PAGES ? 72 : SOURCE == SOURCE_ROWS ? 88 : 56;
+    constexpr int MMA_REGISTERS = SOURCE == SOURCE_PAGES ? 216 : 200;
+    constexpr int PRODUCER_REGISTERS = SOURCE == SOURCE_PAGES ? 72 : SOURCE == SOURCE_ROWS ? 104 : 56;
     plan<BLOCKS> *m = (plan<BLOCKS> *)ptx_shared();
     if (threadIdx.x == 0) {
         init_barriers<BLOCKS, SOURCE>(p, m, PRODUCER_WARPS);

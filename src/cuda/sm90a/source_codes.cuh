@@ -83,7 +83,8 @@ static __device__ __forceinline__ void load_pass_any(const fmlac_pool &pool, con
     }
 }
 
-/* Starts the loads of pass i of a half. Absent tokens are zeros with scale 1. */
+/* Starts the loads of pass i of a half in a format of kind KIND. Absent tokens are zeros with scale 1. */
+template <int KIND>
 static __device__ __forceinline__ void load_pass(const fmlac_mqa &p, const codes_format &f, const token_place *places,
                                                  int i, int half, raw_half *raw)
 {
@@ -93,33 +94,48 @@ static __device__ __forceinline__ void load_pass(const fmlac_mqa &p, const codes
     bool there = place.row && dim < p.main.pool.quant_dims;
     const uint8_t *scales = place.row + place.scales;
     x[0] = x[1] = x[2] = x[3] = 0;
-    if (f.kind == CODES_FP8_E8M0) {
-        raw->scale[i] = 127;
-        if (there) {
-            const uint4 codes = *(const uint4 *)(place.row + dim);
-            raw->scale[i] = scales[dim >> f.group_shift];
-            x[0] = codes.x, x[1] = codes.y, x[2] = codes.z, x[3] = codes.w;
-        }
-    } else if (f.kind == CODES_FP8_F32) {
-        raw->scale[i] = 0x3F800000u;
-        if (there) {
-            const uint4 codes = *(const uint4 *)(place.row + dim);
-            raw->scale[i] = *(const uint32_t *)(scales + (dim >> f.group_shift) * 4);
-            x[0] = codes.x, x[1] = codes.y, x[2] = codes.z, x[3] = codes.w;
-        }
-    } else if (f.kind == CODES_FP4_E4M3) {
-        raw->scale[i] = 0x38;
-        if (there) {
-            const uint2 codes = *(const uint2 *)(place.row + dim / 2);
-            raw->scale[i] = scales[dim >> f.group_shift];
-            x[0] = codes.x, x[1] = codes.y;
-        }
-    } else {
-        raw->scale[i] = 0;
-        if (there) {
-            load_pass_any(pool_of(p, f.extra), place, dim, x, &raw->scale[i]);
-        }
+    raw->scale[i] = KIND == CODES_FP8_F32 ? 0x3F800000u : KIND == CODES_FP8_E8M0 ? 127 : 0x38;
+    if (!there) {
+        return;
     }
+    if (KIND == CODES_ANY) {
+        load_pass_any(pool_of(p, f.extra), place, dim, x, &raw->scale[i]);
+        return;
+    }
+    if (KIND == CODES_FP4_E4M3) {
+        const uint2 codes = *(const uint2 *)(place.row + dim / 2);
+        x[0] = codes.x, x[1] = codes.y;
+    } else {
+        const uint4 codes = *(const uint4 *)(place.row + dim);
+        x[0] = codes.x, x[1] = codes.y, x[2] = codes.z, x[3] = codes.w;
+    }
+    int group = dim >> f.group_shift;
+    raw->scale[i] = KIND == CODES_FP8_F32 ? *(const uint32_t *)(scales + group * 4) : scales[group];
+}
+
+template <int KIND>
+static __device__ __forceinline__ void load_passes(const fmlac_mqa &p, const codes_format &f, const token_place *places,
+                                                   int half, raw_half *raw)
+{
+#pragma unroll
+    for (int i = 0; i < PASSES; i++) {
+        load_pass<KIND>(p, f, places, i, half, raw);
+    }
+}
+
+static __device__ __forceinline__ void load_half(const fmlac_mqa &p, const codes_format &f, const token_place *places,
+                                                 int half, raw_half *raw)
+{
+    if (f.kind == CODES_FP8_E8M0) {
+        load_passes<CODES_FP8_E8M0>(p, f, places, half, raw);
+    } else if (f.kind == CODES_FP8_F32) {
+        load_passes<CODES_FP8_F32>(p, f, places, half, raw);
+    } else if (f.kind == CODES_FP4_E4M3) {
+        load_passes<CODES_FP4_E4M3>(p, f, places, half, raw);
+    } else {
+        load_passes<CODES_ANY>(p, f, places, half, raw);
+    }
+    raw->format = f;
 }
 
 /* ---- expanding --------------------------------------------------------------------------------------------------- */
@@ -142,73 +158,96 @@ static __device__ __forceinline__ void expand_pass_hard(bool fp4, const uint32_t
     }
 }
 
-static __device__ __forceinline__ void expand_pass_any(const fmlac_pool &pool, const uint32_t codes[4], uint32_t bits,
-                                                       uint32_t to)
+/* Where pass i goes if pass 0 goes to `to`: two rows on per pass, another place of the swizzle. */
+static __device__ __forceinline__ uint32_t pass_place(uint32_t to, int i)
 {
-    float scale = pool.scale == FMLAC_F32       ? __uint_as_float(bits)
-                  : pool.scale == FMLAC_NONE    ? 1.0f
-                  : pool.scale == FMLAC_F8_E8M0 ? float_of_e8m0(bits)
-                                                : float_of_e4m3(bits);
-    expand_pass_hard(pool.element == FMLAC_F4_E2M1, codes, scale, pool.outer_scale, to);
+    return (to ^ i * 2 << 4) + i * 2 * 128;
 }
 
-/* Sixteen e4m3 codes times a power of two. `factor`: 2^120 times the scale as two bf16 numbers. */
-static __device__ __forceinline__ void expand_pass_fp8(const uint32_t codes[4], uint32_t factor, bool easy, float scale,
-                                                       uint32_t to)
+/* The long way, for all passes of a half. */
+static __device__ __forceinline__ void expand_half_hard(const fmlac_pool &pool, const raw_half &raw, uint32_t to)
+{
+#pragma unroll
+    for (int i = 0; i < PASSES; i++) {
+        uint32_t bits = raw.scale[i];
+        float scale = pool.scale == FMLAC_F32       ? __uint_as_float(bits)
+                      : pool.scale == FMLAC_NONE    ? 1.0f
+                      : pool.scale == FMLAC_F8_E8M0 ? float_of_e8m0(bits)
+                                                    : float_of_e4m3(bits);
+        expand_pass_hard(pool.element == FMLAC_F4_E2M1, raw.codes[i], scale, pool.outer_scale, pass_place(to, i));
+    }
+}
+
+/* Whether all codes and scales of the lane may go the short way. */
+static __device__ __forceinline__ bool half_is_easy(const raw_half &raw)
 {
     uint32_t nan = 0;
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        nan |= (codes[j] & 0x7F7F7F7Fu) + 0x01010101u;
-    }
-    if (!easy || (nan & 0x80808080u) != 0) {
-        expand_pass_hard(false, codes, scale, 1.0f, to);
-        return;
+    bool easy = true;
+    if (raw.format.kind == CODES_FP4_E4M3) {
+        return true;
     }
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        uint32_t out[4];
-        spread_e4m3(codes[2 * h], out);
-        spread_e4m3(codes[2 * h + 1], out + 2);
+    for (int i = 0; i < PASSES; i++) {
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            out[j] = ptx_multiply_bf16x2(out[j], factor);
+            nan |= (raw.codes[i][j] & 0x7F7F7F7Fu) + 0x01010101u;
         }
-        ptx_store_shared_128(to ^ (h * 16), out);
+        easy = easy && (raw.format.kind == CODES_FP8_E8M0 ? raw.scale[i] - 3 <= 131
+                                                          : scale_is_easy(__uint_as_float(raw.scale[i])));
     }
+    return easy && (nan & 0x80808080u) == 0 && raw.format.kind != CODES_ANY;
 }
 
-static __device__ __forceinline__ void expand_pass_fp4(const uint32_t codes[4], uint32_t scale, uint32_t to)
+/* Pass i of what has arrived, as 16 bf16 numbers: codes times a number that is a bf16 pair. e4m3 codes are spread to
+ * 2^-120 times their value, so their factor is 2^120 times the scale. */
+template <int KIND>
+static __device__ __forceinline__ void expand_pass(const raw_half &raw, int i, uint32_t to, bool inside)
 {
-    uint32_t factor = (__float_as_uint(float_of_e4m3(scale)) >> 16) * 0x00010001u;
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        uint32_t out[4];
-        spread_e2m1(codes[h] & 0xFFFFu, out);
-        spread_e2m1(codes[h] >> 16, out + 2);
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            out[j] = ptx_multiply_bf16x2(out[j], factor);
-        }
-        ptx_store_shared_128(to ^ (h * 16), out);
-    }
-}
-
-/* Pass i of what has arrived, as 16 bf16 numbers to `to`, the lane's place for pass 0. */
-static __device__ __forceinline__ void expand_pass(const fmlac_mqa &p, const raw_half &raw, int i, uint32_t to)
-{
-    uint32_t bits = raw.scale[i];
-    to ^= i * 2 << 4; /* two rows on: another place of the swizzle */
-    to += i * 2 * 128;
-    if (raw.format.kind == CODES_FP8_E8M0) {
-        expand_pass_fp8(raw.codes[i], (bits + 120) * 0x00800080u, bits - 3 <= 131, float_of_e8m0(bits), to);
-    } else if (raw.format.kind == CODES_FP8_F32) {
-        uint32_t factor = ((bits >> 16) + (120u << 7)) * 0x00010001u;
-        expand_pass_fp8(raw.codes[i], factor, scale_is_easy(__uint_as_float(bits)), __uint_as_float(bits), to);
-    } else if (raw.format.kind == CODES_FP4_E4M3) {
-        expand_pass_fp4(raw.codes[i], bits, to);
+    const uint32_t *codes = raw.codes[i];
+    uint32_t bits = raw.scale[i], factor;
+    if (KIND == CODES_FP8_E8M0) {
+        factor = (bits + 120) * 0x00800080u;
+    } else if (KIND == CODES_FP8_F32) {
+        factor = ((bits >> 16) + (120u << 7)) * 0x00010001u;
     } else {
-        expand_pass_any(pool_of(p, raw.format.extra), raw.codes[i], bits, to);
+        factor = (__float_as_uint(float_of_e4m3(bits)) >> 16) * 0x00010001u;
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        uint32_t out[4];
+        if (KIND == CODES_FP4_E4M3) {
+            spread_e2m1(codes[h] & 0xFFFFu, out);
+            spread_e2m1(codes[h] >> 16, out + 2);
+        } else {
+            spread_e4m3(codes[2 * h], out);
+            spread_e4m3(codes[2 * h + 1], out + 2);
+        }
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            out[j] = ptx_multiply_bf16x2(out[j], factor);
+        }
+        if (inside) {
+            ptx_store_shared_128(pass_place(to, i) ^ (h * 16), out);
+        }
+    }
+}
+
+/* A half's passes; SAME: the next half is of the same kind, and its loads start as registers become free. */
+template <int KIND, int SAME>
+static __device__ __forceinline__ void expand_passes(const fmlac_mqa &p, raw_half *raw, uint32_t to, bool inside,
+                                                     const codes_format &next, const token_place *places, int next_half)
+{
+#pragma unroll
+    for (int i = 0; i < PASSES; i++) {
+        expand_pass<KIND>(*raw, i, to, inside);
+        if (SAME) {
+            load_pass<KIND>(p, next, places, i, next_half, raw);
+        }
+    }
+    if (SAME) {
+        raw->format = next;
+    } else {
+        load_half(p, next, places, next_half, raw);
     }
 }
 
@@ -219,11 +258,10 @@ static __device__ __forceinline__ void copy_rope(const fmlac_mqa &p, bool extra,
                                                  uint32_t tile, int warp, uint32_t full)
 {
     int lane = threadIdx.x % 32, chunk = lane % 8, offset = pool_of(p, extra).rope_offset + chunk * 16;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        int token = lane / 8 + 4 * i;
+#pragma unroll 1
+    for (int token = lane / 8; token < WARP_TOKENS; token += 4) {
         const uint8_t *row = places[token].row;
-        uint32_t to = tile + chunk_offset(warp * WARP_TOKENS + token, p.main.pool.quant_dims / 8 + chunk);
+        uint32_t to = tile + chunk_offset(warp * WARP_TOKENS + token, (p.main.pool.quant_dims >> 3) + chunk);
         const uint8_t *from = (row ? row : p.main.pool.data) + offset;
         if (p.aligned) {
             ptx_copy_async_16_if(to, from, row != nullptr);
@@ -264,16 +302,29 @@ static __device__ __forceinline__ void expand_half(const fmlac_mqa &p, raw_half 
                                                    const codes_format &next, const token_place *places, int next_half,
                                                    int warp)
 {
-    int dim = segment_dim(half);
+    int dim = segment_dim(half), kind = raw->format.kind;
+    bool inside = dim < p.main.pool.quant_dims;
     uint32_t to = tile + chunk_offset(warp * WARP_TOKENS + (threadIdx.x >> 2 & 1), dim / 8);
-#pragma unroll
-    for (int i = 0; i < PASSES; i++) {
-        if (dim < p.main.pool.quant_dims) {
-            expand_pass(p, *raw, i, to);
+    if (!__all_sync(0xFFFFFFFFu, half_is_easy(*raw))) {
+        if (inside) {
+            expand_half_hard(pool_of(p, raw->format.extra), *raw, to);
         }
-        load_pass(p, next, places, i, next_half, raw);
+        load_half(p, next, places, next_half, raw);
+    } else if (kind != next.kind) {
+        if (kind == CODES_FP8_E8M0) {
+            expand_passes<CODES_FP8_E8M0, 0>(p, raw, to, inside, next, places, next_half);
+        } else if (kind == CODES_FP8_F32) {
+            expand_passes<CODES_FP8_F32, 0>(p, raw, to, inside, next, places, next_half);
+        } else {
+            expand_passes<CODES_FP4_E4M3, 0>(p, raw, to, inside, next, places, next_half);
+        }
+    } else if (kind == CODES_FP8_E8M0) {
+        expand_passes<CODES_FP8_E8M0, 1>(p, raw, to, inside, next, places, next_half);
+    } else if (kind == CODES_FP8_F32) {
+        expand_passes<CODES_FP8_F32, 1>(p, raw, to, inside, next, places, next_half);
+    } else {
+        expand_passes<CODES_FP4_E4M3, 1>(p, raw, to, inside, next, places, next_half);
     }
-    raw->format = next;
     ptx_fence_async_proxy();
     __syncwarp();
 }
@@ -296,23 +347,29 @@ static __device__ __forceinline__ bool expand_tile(const fmlac_mqa &p, plan<BLOC
 {
     int lane = threadIdx.x % 32;
     uint32_t tile = ptx_shared_address(m->k[slot]), free = ptx_shared_address(m->free[slot]);
-    token_place *places = m->places[slot] + warp * WARP_TOKENS, *others = m->places[1 - slot] + warp * WARP_TOKENS;
-    codes_format format = raw->format, next;
-    ptx_mbarrier_wait(free, parity ^ 1);
-    expand_half(p, raw, tile, 0, format, places, 1, warp);
-    arrive_half(m, slot, 0);
-    bool more_then = find_next(p, w, m, ahead, position, others, warp, &next);
-    ptx_mbarrier_wait(free + 8, parity ^ 1);
-    if (p.main.pool.rope_dims > 0) {
-        copy_rope(p, format.extra, places, tile, warp, ptx_shared_address(&m->full[slot][PORTIONS - 1]));
+    const token_place *places = m->places[slot] + warp * WARP_TOKENS;
+    codes_format format = raw->format, next = format;
+    bool more_then = false;
+#pragma unroll 1
+    for (int half = 0; half < 2; half++) {
+        if (half == 1) {
+            more_then = find_next(p, w, m, ahead, position, m->places[1 - slot] + warp * WARP_TOKENS, warp, &next);
+        }
+        ptx_mbarrier_wait(free + half * 8, parity ^ 1);
+        if (half == 1) {
+            if (p.main.pool.rope_dims > 0) {
+                copy_rope(p, format.extra, places, tile, warp, ptx_shared_address(&m->full[slot][PORTIONS - 1]));
+            }
+            uint32_t there = __ballot_sync(0xFFFFFFFFu, places[lane % WARP_TOKENS].row != nullptr);
+            if (lane == 0) {
+                ((volatile uint8_t *)m->mask[slot])[warp] = (uint8_t)there;
+                m->more[slot] = more;
+            }
+            places = m->places[1 - slot] + warp * WARP_TOKENS;
+        }
+        expand_half(p, raw, tile, half, next, places, 1 - half, warp);
+        arrive_half(m, slot, half);
     }
-    uint32_t there = __ballot_sync(0xFFFFFFFFu, places[lane % WARP_TOKENS].row != nullptr);
-    if (lane == 0) {
-        ((volatile uint8_t *)m->mask[slot])[warp] = (uint8_t)there;
-        m->more[slot] = more;
-    }
-    expand_half(p, raw, tile, 1, next, others, 0, warp);
-    arrive_half(m, slot, 1);
     return more_then;
 }
 
@@ -336,10 +393,7 @@ template <int BLOCKS> static __device__ __forceinline__ void produce_codes(const
             token_place *places = m->places[0] + warp * WARP_TOKENS;
             ahead = scan_begin(p, w, begin, begin + tiles, &m->scans[warp]);
             more = find_next(p, w, m, &ahead, begin * TOKENS, places, warp, &raw.format);
-#pragma unroll
-            for (int j = 0; j < PASSES; j++) {
-                load_pass(p, raw.format, places, j, 0, &raw);
-            }
+            load_half(p, raw.format, places, 0, &raw);
         }
         int32_t t = 0;
 #pragma unroll 1

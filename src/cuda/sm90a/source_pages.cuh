@@ -54,6 +54,14 @@ static __device__ __forceinline__ void copy_tile(const fmlac_mqa_sm90a &all, con
 
 template <int BLOCKS> static __device__ __forceinline__ void produce_pages(const fmlac_mqa_sm90a &all, plan<BLOCKS> *m)
 {
+    const fmlac_mqa &p = all.mqa;
+    if (threadIdx.x / 32 == MMA_WARPS + 1) { /* the scout */
+        walk_begin(p, &m->walk, threadIdx.x % 32);
+        for (uint32_t i = 0; i == 0 || m->pieces[(i - 1) & 1].there; i++) {
+            scout_piece(p, m, i);
+        }
+        return;
+    }
     if (threadIdx.x != MMA_WARPS * 32) {
         return;
     }

@@ -111,6 +111,10 @@ template <int BLOCKS> static __device__ __forceinline__ void produce_rows(const 
     list_scan *scan = &m->scans[warp];
     uint32_t chunk = chunk_offset(thread / 8, thread % 8);
     slot_uses uses = 0;
+    if (warp == 0) { /* the scout */
+        walk_begin(p, &m->walk, thread % 32);
+        scout_piece(p, m, 0);
+    }
 #pragma unroll 1
     for (uint32_t i = 0;; i++) {
         ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[i & 1]), use_parity(i));
@@ -141,9 +145,15 @@ template <int BLOCKS> static __device__ __forceinline__ void produce_rows(const 
             copy_rows(p, share, m, t & 1, tile_parity(uses, t));
             if (warp == 0) {
                 publish_mask(m, t & 1, tile, there);
+                if (t == 1) { /* both slots are full: there is time */
+                    scout_piece(p, m, i + 1);
+                }
             }
         }
         uses = uses_after(uses, t);
+        if (warp == 0 && t < 2) {
+            scout_piece(p, m, i + 1);
+        }
         __syncwarp();
         if (thread % 32 == 0) {
             ptx_mbarrier_arrive(ptx_shared_address(&m->piece_free[i & 1]));
