@@ -312,6 +312,12 @@ static __device__ __forceinline__ uint32_t follow(float o[128], plan<BLOCKS> *m,
 
 /* ---- pieces ------------------------------------------------------------------------------------------------------ */
 
+/* Read anew whenever it is asked: there is no register to keep the answer in. */
+static __device__ __forceinline__ bool has_tiles(const piece &c)
+{
+    return uniform(*(const volatile int32_t *)&c.end - *(const volatile int32_t *)&c.begin) != 0;
+}
+
 /* Everything that the leader and the follower do. They share the arrays of accumulators: with their own, ptxas spills. */
 template <int BLOCKS, int F16, int SOURCE>
 static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> *m)
@@ -331,8 +337,7 @@ static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> 
         if (!uniform(c.there)) {
             break;
         }
-        bool any = uniform(c.end - c.begin) != 0;
-        if (any) {
+        if (has_tiles(c)) {
             load_q<BLOCKS>(p, c.work, m);
         }
         ptx_barrier_sync(BARRIER_MMA, 256); /* Q is there; sums of the piece before have been read */
@@ -347,9 +352,9 @@ static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> 
             o[j] = 0.0f;
         }
         uint32_t tiles = 0;
-        if (any && group == 0) {
+        if (has_tiles(c) && group == 0) {
             tiles = lead<BLOCKS, F16, SOURCE>(o, rows, q, m, c, uses);
-        } else if (any) {
+        } else if (has_tiles(c)) {
             tiles = follow<BLOCKS, F16, SOURCE>(o, m, uses);
         }
         store_rows<BLOCKS>(p, c, o, rows, m, group);
