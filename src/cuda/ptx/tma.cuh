@@ -26,14 +26,6 @@ PTX_INLINE void ptx_tma_load_4d(uint32_t shared, const void *map, uint32_t barri
                  : "memory");
 }
 
-/* The same box into L2 only. */
-PTX_INLINE void ptx_tma_prefetch_4d(const void *map, int32_t x, int32_t y, int32_t z, int32_t w)
-{
-    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(map), "r"(x), "r"(y),
-                 "r"(z), "r"(w)
-                 : "memory");
-}
-
 /* A run of bytes; both addresses and the size are multiples of 16. */
 PTX_INLINE void ptx_bulk_load(uint32_t shared, const void *global, uint32_t bytes, uint32_t barrier)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * output.cuh: the epilogue: row sums, lse, maximum, sink, and the output straight from registers, or a partial result for
- * the combine kernel.
+ * output.cuh: the epilogue: row sums, lse, maximum, sink, and the output straight from registers, or a partial result
+ * for the combine kernel.
  */
 #ifndef FLASHMLA_CUDA_SM90A_OUTPUT_CUH
 #define FLASHMLA_CUDA_SM90A_OUTPUT_CUH
@@ -102,8 +102,8 @@ static __device__ __forceinline__ void store_any(const fmlac_mqa &p, const float
     }
 }
 
-/* Group 0, the leader, has output dims 0..255, sums and references; group 1 the other dims. Ends a piece: nobody reads Q
- * after the barrier in here. */
+/* Group 0, the leader, has output dims 0..255, sums and references; group 1 the other dims. Ends a piece: nobody reads
+ * Q after the barrier in here. */
 template <int BLOCKS>
 static __device__ __forceinline__ void store_rows(const fmlac_mqa &p, const piece &c, const float o[128],
                                                   softmax_rows &rows, plan<BLOCKS> *m, int group)

@@ -22,9 +22,10 @@
 #define SOURCE_CODES 2 /* quantised tokens, any list, expanded by the producer warps */
 
 /* Named barriers; 0 is __syncthreads. */
-#define BARRIER_WEIGHTS 1 /* + slot: weights of the tile in that slot are published (leader arrives, follower waits) */
-#define BARRIER_LEADER  3 /* the 128 threads of the leader */
-#define BARRIER_MMA     5 /* both MMA warpgroups */
+#define BARRIER_WEIGHTS 1 /* + slot: weights of the tile in that slot are published (leader arrives, follower waits)   \
+                           */
+#define BARRIER_LEADER 3  /* the 128 threads of the leader */
+#define BARRIER_MMA    5  /* both MMA warpgroups */
 
 /* Where a token lies. */
 typedef struct token_place {
@@ -48,17 +49,17 @@ template <int BLOCKS> struct plan {
     unsigned char k[2][BLOCKS][BLOCK_BYTES];
     unsigned char weights[BLOCKS == 8 ? 2 * BLOCK_BYTES : 1024];
     float reference[2][ROWS]; /* of the weights in a slot, base 2 */
-    float factor[ROWS]; /* what the output is multiplied by in the end */
-    uint32_t mask[2][2]; /* tokens of a slot that are there */
-    uint32_t more[2];    /* another tile of the piece follows */
+    float factor[ROWS];       /* what the output is multiplied by in the end */
+    uint32_t mask[2][2];      /* tokens of a slot that are there */
+    uint32_t more[2];         /* another tile of the piece follows */
     uint64_t full[2][PORTIONS];
     uint64_t free[2][2]; /* per slot: dims 0..255, 256..511; block 8 goes with the latter */
     uint64_t piece_full[2], piece_free[2];
     piece pieces[2];
-    uint32_t entries[8][RING];       /* of a producer warp: what it found in the list and has not copied yet */
+    uint32_t entries[8][RING]; /* of a producer warp: what it found in the list and has not copied yet */
     list_scan scans[8];
-    token_place places[2][TOKENS];   /* CODES: of the tokens of a slot */
-    piece_walk walk;                 /* the scout's own */
+    token_place places[2][TOKENS]; /* CODES: of the tokens of a slot */
+    piece_walk walk;               /* the scout's own */
 };
 
 static_assert(sizeof(plan<8>) <= 232448 && sizeof(plan<9>) <= 232448, "a block of sm_90 has 227 KiB");

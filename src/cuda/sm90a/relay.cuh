@@ -9,9 +9,9 @@
  *   follower       4..7                  216, 200, 200                  output dims 256..511
  *   producers      8..11 (CODES 8..15)   72, 104, 56                    token tiles into shared memory
  *
- * The scout, a warp, finds the next piece of work while the one before is in hand: with PAGES warp 9, which does nothing
- * else, with ROWS warp 8, with CODES warp 7 (there the expanding warps have the least time). Accumulators: output 64 x 256 (128 registers per thread); the leader's scores 64 x 64 (32) and weights as an
- * A operand (16).
+ * The scout, a warp, finds the next piece of work while the one before is in hand: with PAGES warp 9, which does
+ * nothing else, with ROWS warp 8, with CODES warp 7 (there the expanding warps have the least time). Accumulators:
+ * output 64 x 256 (128 registers per thread); the leader's scores 64 x 64 (32) and weights as an A operand (16).
  *
  * SHARED MEMORY  struct plan (plan.cuh): Q | two slots of one tile | weights, references, row sums | barriers | pieces.
  *
@@ -32,9 +32,12 @@
  *           weights of t                  published to shared memory, with their references; arrives at named 1 + s
  *           += weights * values, left     weights from registers; then frees half 0
  *   follower: += weights * values, right  waits named 1 + s; then frees half 1
- * The follower multiplies while the leader is one step ahead. Each half of a slot is loaded again as soon as it is free,
- * which for half 0 is a whole tile before the leader needs it: that hides the latency of the loads. How many tiles a
- * piece has is known only as they come: producers leave out entries that name no token, more[] says if a tile follows.
+ * The follower multiplies while the leader is one step ahead. Each half of a slot is loaded again as soon as it is
+ * free, which for half 0 is a whole tile before the leader needs it: that hides the latency of the loads. How many
+ * tiles a piece has is known only as they come: producers leave out entries that name no token, more[] says if a tile
+ * follows.
+ *
+ * FENCES Whoever writes a tile or weights by ordinary stores fences before it arrives; TMA and cp.async need none.
  *
  * MASKS A token that is not there has a zero row and, by mask, the score -infinity. Where rows of Q see different
  * numbers of tokens, values that are not finite are set to 0, once the scores are taken, in tokens that some row does
@@ -54,8 +57,8 @@
 
 #include <stddef.h>
 
-/* What all lanes have read. Said like this, it and what depends on it live in uniform registers, from where products take
- * their operands' addresses; otherwise four moves stand before every product. */
+/* What all lanes have read. Said like this, it and what depends on it live in uniform registers, from where products
+ * take their operands' addresses; otherwise four moves stand before every product. */
 static __device__ __forceinline__ uint32_t uniform(uint32_t x)
 {
     return __shfl_sync(0xFFFFFFFFu, x, 0);
@@ -63,10 +66,10 @@ static __device__ __forceinline__ uint32_t uniform(uint32_t x)
 
 /* A tile as operands, and its shared addresses. */
 typedef struct tile_view {
-    uint32_t k;               /* K-major */
-    uint32_t left, right;     /* MN-major: values for output dims 0..255, 256..511 */
-    uint32_t weights;         /* operand */
-    uint32_t at, weights_at;  /* addresses */
+    uint32_t k;              /* K-major */
+    uint32_t left, right;    /* MN-major: values for output dims 0..255, 256..511 */
+    uint32_t weights;        /* operand */
+    uint32_t at, weights_at; /* addresses */
 } tile_view;
 
 template <int BLOCKS> static __device__ __forceinline__ tile_view view_of(uint32_t slot)
@@ -318,7 +321,8 @@ static __device__ __forceinline__ bool has_tiles(const piece &c)
     return uniform(*(const volatile int32_t *)&c.end - *(const volatile int32_t *)&c.begin) != 0;
 }
 
-/* Everything that the leader and the follower do. They share the arrays of accumulators: with their own, ptxas spills. */
+/* Everything that the leader and the follower do. They share the accumulators: with arrays of their own, ptxas
+ * spills. */
 template <int BLOCKS, int F16, int SOURCE>
 static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> *m)
 {

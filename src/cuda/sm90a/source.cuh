@@ -113,7 +113,8 @@ static __device__ __forceinline__ tile_tokens scan_next(const fmlac_mqa &p, cons
 static __device__ __forceinline__ bool token_there(const fmlac_mqa &p, const uint32_t *ring, const tile_tokens &tile,
                                                    int row)
 {
-    return row < tile.count && (p.main.kind != FMLAC_LIST_PAGED || ring[(tile.first + row) % RING] < p.main.pool.num_pages);
+    bool paged = p.main.kind == FMLAC_LIST_PAGED;
+    return row < tile.count && (!paged || ring[(tile.first + row) % RING] < p.main.pool.num_pages);
 }
 
 /* Where token `row` of a tile lies; `position`: of the tile's first entry in a paged list. */

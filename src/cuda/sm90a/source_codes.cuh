@@ -338,8 +338,8 @@ template <int BLOCKS> static __device__ __forceinline__ void arrive_half(plan<BL
 }
 
 /* The first half of a tile's codes is under way in `raw`. Returns whether another tile follows the next; `more`: the
- * next follows (else what is found and loaded is an empty tile). `position`: of the next. The dims stored as bf16 are in
- * the second half of every format. */
+ * next follows (else what is found and loaded is an empty tile). `position`: of the next. The dims stored as bf16 are
+ * in the second half of every format. */
 template <int BLOCKS>
 static __device__ __forceinline__ bool expand_tile(const fmlac_mqa &p, plan<BLOCKS> *m, int slot, uint32_t parity,
                                                    raw_half *raw, const fmlac_work &w, list_ahead *ahead,
@@ -398,8 +398,8 @@ template <int BLOCKS> static __device__ __forceinline__ void produce_codes(const
         int32_t t = 0;
 #pragma unroll 1
         for (; there; t++) {
-            bool next = expand_tile(p, m, t & 1, tile_parity(uses, t), &raw, w, &ahead, (begin + t + 1) * TOKENS, more,
-                                    warp);
+            bool next =
+                expand_tile(p, m, t & 1, tile_parity(uses, t), &raw, w, &ahead, (begin + t + 1) * TOKENS, more, warp);
             there = more;
             more = next;
         }
