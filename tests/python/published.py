@@ -34,6 +34,7 @@ def few(cases, cost, limit, count=8, **smaller):
         return random.Random(0).sample(cases, len(cases))[mine - 1 :: of]
     cheap = [{**case, **smaller} for case in cases]
     cheap = [case for case in cheap if cost(**case) <= limit]
+    assert cheap, "a slice without a case for the CPU"
     return random.Random(0).sample(cheap, min(count, len(cheap)))
 
 
@@ -165,8 +166,8 @@ def attend(q, k, weight, scale, sink=None, d_v=512):
     return out.div_(total.masked_fill(lonely, 1)[..., None]), lse, top
 
 
-def chunks(n, elements, most=1 << 28):
-    """Slices of n things of so many elements each, few enough for `most`."""
+def chunks(n, elements, most=1 << 29 if CUDA else 1 << 26):
+    """Slices of n things of so many elements each, few enough for `most`; each slice costs a hundred launches."""
     step = max(1, most // max(elements, 1))
     return [slice(i, min(i + step, n)) for i in range(0, n, step)]
 

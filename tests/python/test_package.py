@@ -188,8 +188,9 @@ def test_lmdeploys_calls():
     )
 
 
-def test_the_documentations_lines_run(torch):
-    text = (support.GOLDEN.parents[2] / "docs/integration.md").read_text()
+@pytest.mark.parametrize("page", ["README.md", "docs/integration.md"])
+def test_the_documentations_lines_run(torch, page):
+    text = (support.GOLDEN.parents[2] / page).read_text()
     code = text[text.index("```python\n") + 10 :]
     names = {}
     exec(code[: code.index("```")], names)

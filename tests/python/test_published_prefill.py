@@ -188,7 +188,7 @@ def test_2026_01_features(judge, case):
     run(judge, case)
 
 
-@listed("2026_01_poisoned", 1, s_q=100, size=(432, 409))
+@listed("2026_01_poisoned", 1, s_q=60, size=(432, 409))
 def test_2026_01_poisoned(judge, case):
     run(judge, case)
 
@@ -208,7 +208,7 @@ def test_v41_features(judge, case):
     run(judge, case)
 
 
-@listed("v41_poisoned", 1, s_q=100, size=(432, 409))
+@listed("v41_poisoned", 1, s_q=60, size=(432, 409))
 def test_v41_poisoned(judge, case):
     run(judge, case)
 
@@ -218,7 +218,7 @@ def test_v41_mostly_invalid(judge, case):
     run(judge, case)
 
 
-@pytest.mark.parametrize("case", few(HUGE, cost, SMALL, 1, s_q=300), ids=name)
+@pytest.mark.parametrize("case", few(HUGE, cost, SMALL, 1, s_q=100), ids=name)
 def test_huge(judge, case):
     """Published as a run without a look at the results; here the two ends are looked at."""
     inputs = Inputs(Draw(case), case)
