@@ -146,20 +146,35 @@ static __device__ __forceinline__ void store_gradient(const fmlac_packed &to, co
 /* ---- keys ----------------------------------------------------------------------------------------------------------
  */
 
+typedef struct step_place {
+    int32_t head, query;
+} step_place;
+
 /* What a block is about: in shared memory, for registers are short. */
 typedef struct keys_work {
     mha_work w;
     int32_t count_q;
-    int32_t head, query; /* of the first step: its queries are the first that see the block's first key */
-    int32_t per_head, steps;
+    int32_t query; /* the first that sees the block's first key, rounded down to a step */
+    int32_t steps;
+    step_place at[2];
 } keys_work;
 
-/* A step's head and first query: reckoned where they are needed, for registers are short. */
+/* A step's head and first query. Two places: a step notes the next one's beside its own. */
 static __device__ __forceinline__ void locate_step(const keys_work &work, int step, int32_t *head, int32_t *query)
 {
-    int turn = step / work.per_head;
-    *head = work.head + turn;
-    *query = work.query + (step - turn * work.per_head) * STEP;
+    *head = work.at[step & 1].head;
+    *query = work.at[step & 1].query;
+}
+
+static __device__ __forceinline__ void note_next(keys_work &work, int step)
+{
+    if (threadIdx.x == 0) {
+        int32_t head, query;
+        locate_step(work, step, &head, &query);
+        query += STEP;
+        bool last = query >= work.count_q;
+        work.at[~step & 1] = {last ? head + 1 : head, last ? work.query : query};
+    }
 }
 
 /* Starts copying a step's queries, and reads their lse and delta: two rows of STEP floats. */
@@ -194,12 +209,12 @@ static __device__ __forceinline__ void weigh_keys(float s[2][NT][4], const keys_
                                                   bool causal, float scale, int step)
 {
     int32_t head, query;
-    __syncwarp();
     locate_step(work, step, &head, &query);
     int thread = ptx_thread(), lane = thread % 32, column = thread / 32 % 2 * NT * 8 + lane % 4 * 2;
-    int key = (int)work.w.row0 + thread / 64 * 32 + lane / 4, count_k = (int)work.w.count_k;
-    /* Columns from which on a key is seen. */
-    int from = causal ? key - (count_k - work.count_q) - query : 0;
+    int key = (int)work.w.row0 + thread / 64 * 32 + lane / 4;
+    /* Columns, the thread's first being 0, from which on the first key is seen. Keys beyond the last one may have any
+     * weights: rows of their own, which nobody stores. */
+    int from = causal ? key - ((int)work.w.count_k - work.count_q) - query - column : -STEP;
 #pragma unroll
     for (int n = 0; n < NT; n++) {
 #pragma unroll
@@ -208,16 +223,15 @@ static __device__ __forceinline__ void weigh_keys(float s[2][NT][4], const keys_
 #pragma unroll
             for (int r = 0; r < 4; r++) {
                 float *x = &s[r / 2][n][r % 2 * 2 + e];
-                bool attended =
-                    lse != FMLAC_INFINITY && key + 8 * r < count_k && (!causal || column + n * 8 + e >= from + 8 * r);
-                *x = attended ? ptx_exp2(fmaf(*x, scale, -lse)) : 0.0f;
+                float weight = ptx_exp2(fmaf(*x, scale, -lse)); /* ahead of the choice, which would be a branch else */
+                *x = (lse != FMLAC_INFINITY) & (n * 8 + e - 8 * r >= from) ? weight : 0.0f;
             }
         }
     }
 }
 
 /* s = P' (dP' - delta) of 16 queries at a time: registers are short. */
-template <int F16, int VB>
+template <int F16, int VB, int UNROLL>
 static __device__ __forceinline__ void slope_keys(float s[2][NT][4], uint32_t floats, uint32_t values,
                                                   uint32_t gradients)
 {
@@ -226,8 +240,7 @@ static __device__ __forceinline__ void slope_keys(float s[2][NT][4], uint32_t fl
         int thread = ptx_thread(), row = thread / 64 * 32, column = thread / 32 % 2 * NT * 8;
         float dp[2][2][4];
         __syncwarp(); /* nothing of one half is fetched during the other: registers would not suffice */
-        scores_32<F16, VB, 2, 4>(dp, values + row * VB * 128, gradients + (column + n * 8) * VB * 128);
-        __syncwarp();
+        scores_32<F16, VB, 2, UNROLL>(dp, values + row * VB * 128, gradients + (column + n * 8) * VB * 128);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             uint32_t at = floats + (STEP + column + (n + i / 2) * 8 + thread % 4 * 2 + i % 2) * 4;
@@ -255,10 +268,9 @@ template <int F16, int KB, int VB> static __device__ __forceinline__ void keys_b
         int64_t before = p.causal ? clamped(w.row0 - (w.count_k - w.count_q), 0, w.count_q) / STEP * STEP : 0;
         work.w = w;
         work.count_q = (int32_t)w.count_q;
-        work.head = w.head * (p.h_q / p.h_kv);
         work.query = (int32_t)before;
-        work.per_head = (int32_t)(w.count_q - before + STEP - 1) / STEP;
-        work.steps = work.per_head * (p.h_q / p.h_kv);
+        work.at[0] = {(int32_t)(w.head * (p.h_q / p.h_kv)), (int32_t)before};
+        work.steps = (int32_t)((w.count_q - before + STEP - 1) / STEP) * (p.h_q / p.h_kv);
     }
     __syncthreads();
     float dk[2][KB * 4][4], dv[2][VB * 4][4];
@@ -274,6 +286,7 @@ template <int F16, int KB, int VB> static __device__ __forceinline__ void keys_b
     for (int step = 0; step < work.steps; step++) {
         ptx_copy_async_wait<0>();
         __syncthreads(); /* queries are there; gradients and weights are free */
+        note_next(work, step);
         copy_gradients<VB>(p, work, gradients, step);
         ptx_copy_async_commit();
         float s[2][NT][4];
@@ -283,7 +296,7 @@ template <int F16, int KB, int VB> static __device__ __forceinline__ void keys_b
         store_weights<F16>(weights, s);
         ptx_copy_async_wait<0>();
         __syncthreads(); /* gradients are there */
-        slope_keys<F16, VB>(s, floats, values, gradients);
+        slope_keys<F16, VB, (KB < 3 ? VB * 4 : 4)>(s, floats, values, gradients);
         store_weights<F16>(slopes, s);
         __syncthreads(); /* weights and slopes are there */
         add_gradients<F16, KB>(dk, slopes, queries);
@@ -395,22 +408,22 @@ template <int F16, int KB, int VB> static __device__ __forceinline__ void querie
                        p.scale);
 }
 
-#define KERNEL(side, suffix, f16, kb, vb)                                                                              \
-    extern "C" __global__ void __launch_bounds__(THREADS, 2)                                                           \
+#define KERNEL(side, suffix, f16, kb, vb, blocks)                                                                      \
+    extern "C" __global__ void __launch_bounds__(THREADS, blocks)                                                      \
         fmlak_mha_##side##_##suffix##_sm80(const __grid_constant__ fmlac_mha p)                                        \
     {                                                                                                                  \
         side##_block<f16, kb, vb>(p);                                                                                  \
     }
 
-KERNEL(keys, bf16_64, 0, 1, 1)
-KERNEL(keys, bf16_128, 0, 2, 2)
-KERNEL(keys, bf16_192, 0, 3, 2)
-KERNEL(keys, f16_64, 1, 1, 1)
-KERNEL(keys, f16_128, 1, 2, 2)
-KERNEL(keys, f16_192, 1, 3, 2)
-KERNEL(queries, bf16_64, 0, 1, 1)
-KERNEL(queries, bf16_128, 0, 2, 2)
-KERNEL(queries, bf16_192, 0, 3, 2)
-KERNEL(queries, f16_64, 1, 1, 1)
-KERNEL(queries, f16_128, 1, 2, 2)
-KERNEL(queries, f16_192, 1, 3, 2)
+KERNEL(keys, bf16_64, 0, 1, 1, 2)
+KERNEL(keys, bf16_128, 0, 2, 2, 2)
+KERNEL(keys, bf16_192, 0, 3, 2, 2)
+KERNEL(keys, f16_64, 1, 1, 1, 2)
+KERNEL(keys, f16_128, 1, 2, 2, 2)
+KERNEL(keys, f16_192, 1, 3, 2, 2)
+KERNEL(queries, bf16_64, 0, 1, 1, 3)
+KERNEL(queries, bf16_128, 0, 2, 2, 2)
+KERNEL(queries, bf16_192, 0, 3, 2, 2)
+KERNEL(queries, f16_64, 1, 1, 1, 3)
+KERNEL(queries, f16_128, 1, 2, 2, 2)
+KERNEL(queries, f16_192, 1, 3, 2, 2)

@@ -294,15 +294,15 @@ template <int F16, int KB, int VB> static __device__ __forceinline__ void forwar
     store_queries<VB>(p, work, reference, sum, out);
 }
 
-#define KERNEL(name, f16, kb, vb)                                                                                      \
-    extern "C" __global__ void __launch_bounds__(THREADS, 2) name(const __grid_constant__ fmlac_mha p)                 \
+#define KERNEL(name, f16, kb, vb, blocks)                                                                              \
+    extern "C" __global__ void __launch_bounds__(THREADS, blocks) name(const __grid_constant__ fmlac_mha p)            \
     {                                                                                                                  \
         forward_block<f16, kb, vb>(p);                                                                                 \
     }
 
-KERNEL(fmlak_mha_forward_bf16_64_sm80, 0, 1, 1)
-KERNEL(fmlak_mha_forward_bf16_128_sm80, 0, 2, 2)
-KERNEL(fmlak_mha_forward_bf16_192_sm80, 0, 3, 2)
-KERNEL(fmlak_mha_forward_f16_64_sm80, 1, 1, 1)
-KERNEL(fmlak_mha_forward_f16_128_sm80, 1, 2, 2)
-KERNEL(fmlak_mha_forward_f16_192_sm80, 1, 3, 2)
+KERNEL(fmlak_mha_forward_bf16_64_sm80, 0, 1, 1, 3)
+KERNEL(fmlak_mha_forward_bf16_128_sm80, 0, 2, 2, 2)
+KERNEL(fmlak_mha_forward_bf16_192_sm80, 0, 3, 2, 2)
+KERNEL(fmlak_mha_forward_f16_64_sm80, 1, 1, 1, 3)
+KERNEL(fmlak_mha_forward_f16_128_sm80, 1, 2, 2, 2)
+KERNEL(fmlak_mha_forward_f16_192_sm80, 1, 3, 2, 2)

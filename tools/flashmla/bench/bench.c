@@ -278,18 +278,8 @@ static fmla_status run_rounds(const bench_options *o, station *s, problem *p, fm
 
 static bench_work plain_work(const test_case *c)
 {
-    fmla_format_info a = cache_format(c->format, c->d_qk), b = cache_format(c->extra ? c->extra : c->format, c->d_qk);
-    double n = (double)c->count, element = (double)fmla_dtype_size((fmla_dtype)c->dtype);
-    bench_work w = {0};
-    if (c->op == FMLA_OP_MERGE) {
-        w.bytes = (double)(c->topk + 1) * n * (double)c->h_q * ((double)c->d_v * element + 4);
-    } else if (c->op == FMLA_OP_CONVERT) {
-        w.bytes = n * (a.bytes_per_token + b.bytes_per_token);
-    } else {
-        w.bytes = n * (a.bytes_per_token + (double)c->d_qk * element);
-    }
-    w.bytes_published = w.bytes;
-    return w;
+    double bytes = bench_bytes_of(c);
+    return (bench_work){.bytes = bytes, .bytes_published = bytes};
 }
 
 static int run_shape(const bench_options *o, station *stations, int count, const bench_shape *shape, cJSON *records)

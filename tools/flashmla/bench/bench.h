@@ -75,6 +75,10 @@ fmla_status bench_fork(engine *e, double *microseconds);
 double bench_now(void);
 /* Tensors for operations that are no attention. args is ready to run. CLI_OK or CLI_ERROR. */
 int bench_bytes_problem(problem *p, const test_case *c, engine *maker, any_args *args);
+/* The same for those without a cache; false: not one of them. */
+bool bench_small_problem(memory *m, const test_case *c, any_args *args);
+/* Bytes that such a call reads and writes. */
+double bench_bytes_of(const test_case *c);
 
 /* ---- pictures (bench/plot.c) --------------------------------------------------------------------------------- */
 
