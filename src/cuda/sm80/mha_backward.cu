@@ -20,6 +20,13 @@
 #define THREADS (WARPS * 32)
 #define NT      4 /* 8-column tiles of a warp's weights */
 
+/* Steps of 16 columns of dP' in one stretch of code: all where registers suffice, else four at a time. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000 && __CUDA_ARCH__ < 1200
+#define STRETCH(kb, vb) 4
+#else
+#define STRETCH(kb, vb) ((kb) < 3 ? (vb)*4 : 4)
+#endif
+
 /* Four neighbouring elements of a vector from a multiple of four on. */
 static __device__ __forceinline__ void load_four(float x[4], const fmlac_packed &from, int64_t at, int d, int width)
 {
@@ -296,7 +303,7 @@ template <int F16, int KB, int VB> static __device__ __forceinline__ void keys_b
         store_weights<F16>(weights, s);
         ptx_copy_async_wait<0>();
         __syncthreads(); /* gradients are there */
-        slope_keys<F16, VB, (KB < 3 ? VB * 4 : 4)>(s, floats, values, gradients);
+        slope_keys<F16, VB, STRETCH(KB, VB)>(s, floats, values, gradients);
         store_weights<F16>(slopes, s);
         __syncthreads(); /* weights and slopes are there */
         add_gradients<F16, KB>(dk, slopes, queries);
