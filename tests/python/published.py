@@ -61,6 +61,10 @@ class Draw:
     def normal(self, *shape, dtype=None):
         return torch.randn(shape, generator=self.device, device=DEVICE, dtype=dtype)
 
+    def clamped(self, *shape, dtype, part=10):
+        """Normal / part, clamped to 1. Older versions of torch know no fp16 arithmetic on the CPU."""
+        return self.normal(*shape, dtype=dtype if CUDA else None).div_(part).clamp_(-1, 1).to(dtype)
+
     def uniform(self, *shape):
         return torch.rand(shape, generator=self.device, device=DEVICE)
 

@@ -79,7 +79,7 @@ class Pool:
         count, self.seqlens = count.to(DEVICE), lengths.to(DEVICE)
         first = count.cumsum(0) - count
         self.lengths, self.first, self.h_kv = lengths, first * PAGE, h_kv
-        self.tokens = draw.normal(used * PAGE, h_kv, D, dtype=dtype).div_(10).clamp_(-1, 1)
+        self.tokens = draw.clamped(used * PAGE, h_kv, D, dtype=dtype)
         order = draw.permutation(used + 2)[:used]
         column = torch.arange(width, device=DEVICE)
         self.table = torch.full((b, width), 2147480000, dtype=torch.int32, device=DEVICE)
@@ -126,8 +126,7 @@ def run(judge, case, h_q=128, h_kv=1, old=False):
     dtype = DTYPES[case.get("dtype", "bf16")]
     lengths = draw.lengths(b, case["s_k"], s_q, case["varlen"], case.get("zero", False))
     pool = Pool(draw, lengths, h_kv, dtype)
-    q = draw.normal(b, s_q, h_q, D, dtype=dtype)
-    q = loose((q if old else q.div_(10)).clamp_(-1, 1))
+    q = loose(draw.clamped(b, s_q, h_q, D, dtype=dtype, part=1 if old else 10))
     made = (pool.seqlens, s_q * h_q // h_kv, h_kv, h_q) if old else ()
     meta, splits = flash_mla.get_mla_metadata(*made)
     out, lse = flash_mla.flash_mla_with_kvcache(
