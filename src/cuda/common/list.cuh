@@ -14,6 +14,17 @@ static __device__ __forceinline__ int64_t clamped(int64_t x, int64_t low, int64_
     return x < low ? low : x > high ? high : x;
 }
 
+/* Files of kernels for index lists alone define FMLAC_INDEXED_ONLY: what only paged lists need is not compiled. */
+static __device__ __forceinline__ bool is_paged(const fmlac_mqa *p)
+{
+#ifdef FMLAC_INDEXED_ONLY
+    (void)p;
+    return false;
+#else
+    return p->main.kind == FMLAC_LIST_PAGED;
+#endif
+}
+
 /* Query tokens of a request: first and number, inside the tensor whatever cu_seqlens say. */
 static __device__ __forceinline__ void request_tokens(const int32_t *cu_seqlens, int64_t request, int64_t per_request,
                                                       int64_t total, int64_t *first, int64_t *count)

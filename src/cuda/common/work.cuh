@@ -67,7 +67,7 @@ static __device__ __forceinline__ void work_count(const fmlac_mqa *p, fmlac_work
 {
     int64_t tokens = p->tile_tokens;
     w->main_count = w->extra_count = 0;
-    if (w->rows > 0 && p->main.kind == FMLAC_LIST_PAGED) {
+    if (w->rows > 0 && is_paged(p)) {
         int64_t at = quotient(w->row0, w->group);
         int64_t end = quotient(w->row0 + w->rows - 1, w->group) + 1;
         at = p->main.bound.data ? at : end - 1; /* causal bounds grow with the query token */
@@ -87,7 +87,7 @@ static __device__ __forceinline__ void work_rows(const fmlac_mqa *p, int64_t uni
 {
     int64_t tile;
     w->group = p->h_q / p->h_kv;
-    if (p->main.kind == FMLAC_LIST_PAGED && p->cu_seqlens_q) {
+    if (is_paged(p) && p->cu_seqlens_q) {
         int64_t kv_head = quotient(unit, p->cut.row_tiles);
         int64_t slot = unit - kv_head * p->cut.row_tiles;
         w->kv_head = (int32_t)kv_head;
@@ -99,7 +99,7 @@ static __device__ __forceinline__ void work_rows(const fmlac_mqa *p, int64_t uni
         tile = column - kv_head * p->cut.row_tiles;
         w->request = unit;
     }
-    if (p->main.kind == FMLAC_LIST_PAGED) {
+    if (is_paged(p)) {
         request_tokens(p->cu_seqlens_q, w->request, p->s_q, p->num_tokens, &w->first, &w->queries);
     } else {
         w->first = unit;
@@ -116,7 +116,7 @@ static __device__ __forceinline__ int64_t unit_tiles(const fmlac_mqa *p, int64_t
 {
     fmlac_work w;
     work_rows(p, unit, 0, &w);
-    if (p->main.kind == FMLAC_LIST_PAGED && !p->cu_seqlens_q) {
+    if (is_paged(p) && !p->cu_seqlens_q) {
         w.row0 = 0;
         w.rows = w.queries * w.group;
     }

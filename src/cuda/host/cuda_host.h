@@ -34,6 +34,7 @@ typedef struct fmlac_kernel {
     fmla_dtype dtype;
     int rows, tokens, warps;
     int shared_kib; /* profile that it was made for */
+    int cluster;    /* blocks that work together on a row tile; 0: one */
 } fmlac_kernel;
 
 /* One kernel launch. */
@@ -43,6 +44,7 @@ typedef struct fmlac_launch {
     int64_t blocks;
     int threads;
     size_t shared;
+    int cluster;    /* blocks of a cluster, 0: no clusters */
     bool dependent; /* may begin before the launch ahead of it has ended (its kernel waits by itself) */
 } fmlac_launch;
 

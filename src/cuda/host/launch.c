@@ -2,6 +2,7 @@
 /* launch.c: launches, the current device, and failures in words. */
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "cuda_host.h"
 
@@ -45,14 +46,25 @@ void fmlac_leave(int before)
 fmla_status fmlac_enqueue(const fmlac_state *state, const fmlai_call *call, const fmlac_launch *launch,
                           const void *params)
 {
-    cudaLaunchAttribute attribute = {.id = cudaLaunchAttributeProgrammaticStreamSerialization};
-    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchAttribute attributes[2];
+    unsigned count = 0;
+    memset(attributes, 0, sizeof attributes);
+    if (launch->dependent && state->dependent_launch) {
+        attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (launch->cluster > 0) {
+        attributes[count].id = cudaLaunchAttributeClusterDimension;
+        attributes[count].val.clusterDim.x = (unsigned)launch->cluster;
+        attributes[count].val.clusterDim.y = attributes[count].val.clusterDim.z = 1;
+        count++;
+    }
     cudaLaunchConfig_t config = {
         .blockDim = {(unsigned)launch->threads, 1, 1},
         .dynamicSmemBytes = launch->shared,
         .stream = (cudaStream_t)call->stream,
-        .attrs = &attribute,
-        .numAttrs = launch->dependent && state->dependent_launch ? 1 : 0,
+        .attrs = attributes,
+        .numAttrs = count,
     };
     void *arguments[1] = {(void *)(uintptr_t)params};
     if (launch->blocks > INT32_MAX) {

@@ -28,14 +28,14 @@ extern void fmlak_mqa_combine_sm80(void);
 
 /* For each dtype in order of preference: the first that fits the shared memory and holds the rows, else the last. */
 static const fmlac_kernel kernels[] = {
-    {fmlak_mqa_bf16_16x32x4_sm80, "fmlak_mqa_bf16_16x32x4_sm80", FMLA_BF16, 16, 32, 4, 99},
-    {fmlak_mqa_bf16_32x32x8_sm80, "fmlak_mqa_bf16_32x32x8_sm80", FMLA_BF16, 32, 32, 8, 163},
-    {fmlak_mqa_bf16_64x64x8_sm80, "fmlak_mqa_bf16_64x64x8_sm80", FMLA_BF16, 64, 64, 8, 227},
-    {fmlak_mqa_bf16_64x32x8_sm80, "fmlak_mqa_bf16_64x32x8_sm80", FMLA_BF16, 64, 32, 8, 163},
-    {fmlak_mqa_bf16_32x16x4_sm80, "fmlak_mqa_bf16_32x16x4_sm80", FMLA_BF16, 32, 16, 4, 99},
-    {fmlak_mqa_f16_16x32x4_sm80, "fmlak_mqa_f16_16x32x4_sm80", FMLA_F16, 16, 32, 4, 99},
-    {fmlak_mqa_f16_64x32x8_sm80, "fmlak_mqa_f16_64x32x8_sm80", FMLA_F16, 64, 32, 8, 163},
-    {fmlak_mqa_f16_32x16x4_sm80, "fmlak_mqa_f16_32x16x4_sm80", FMLA_F16, 32, 16, 4, 99},
+    {fmlak_mqa_bf16_16x32x4_sm80, "fmlak_mqa_bf16_16x32x4_sm80", FMLA_BF16, 16, 32, 4, 99, 0},
+    {fmlak_mqa_bf16_32x32x8_sm80, "fmlak_mqa_bf16_32x32x8_sm80", FMLA_BF16, 32, 32, 8, 163, 0},
+    {fmlak_mqa_bf16_64x64x8_sm80, "fmlak_mqa_bf16_64x64x8_sm80", FMLA_BF16, 64, 64, 8, 227, 0},
+    {fmlak_mqa_bf16_64x32x8_sm80, "fmlak_mqa_bf16_64x32x8_sm80", FMLA_BF16, 64, 32, 8, 163, 0},
+    {fmlak_mqa_bf16_32x16x4_sm80, "fmlak_mqa_bf16_32x16x4_sm80", FMLA_BF16, 32, 16, 4, 99, 0},
+    {fmlak_mqa_f16_16x32x4_sm80, "fmlak_mqa_f16_16x32x4_sm80", FMLA_F16, 16, 32, 4, 99, 0},
+    {fmlak_mqa_f16_64x32x8_sm80, "fmlak_mqa_f16_64x32x8_sm80", FMLA_F16, 64, 32, 8, 163, 0},
+    {fmlak_mqa_f16_32x16x4_sm80, "fmlak_mqa_f16_32x16x4_sm80", FMLA_F16, 32, 16, 4, 99, 0},
 };
 
 static size_t round_up(size_t x, size_t unit)
@@ -129,8 +129,11 @@ static decision decide(const fmlac_state *state, const fmlai_mqa *from, fmlac_mq
     }
     const fmlac_kernel *hopper = fmlac_hopper_choose(state, p);
     if (hopper) {
-        d = (decision){.kernel = hopper, .shared = fmlac_hopper_shared(), .slots = state->processors,
-                       .may_cut = !from->batch_invariant, .hopper = true};
+        d = (decision){.kernel = hopper,
+                       .shared = fmlac_hopper_shared(),
+                       .slots = hopper->cluster > 0 ? state->processors / hopper->cluster : state->processors,
+                       .may_cut = !from->batch_invariant,
+                       .hopper = true};
         p->tile_rows = hopper->rows;
         p->tile_tokens = hopper->tokens;
         return d;

@@ -25,10 +25,12 @@ extern void fmlak_mqa_rows_f16_512_sm90a(void);
 extern void fmlak_mqa_rows_f16_576_sm90a(void);
 extern void fmlak_mqa_codes_bf16_512_sm90a(void);
 extern void fmlak_mqa_codes_bf16_576_sm90a(void);
+extern void fmlak_mqa_pair_bf16_512_sm90a(void);
+extern void fmlak_mqa_pair_bf16_576_sm90a(void);
 
 #define HOPPER(name, dtype, warps)                                                                                     \
     {                                                                                                                  \
-        name, #name, dtype, FMLAC_HOPPER_ROWS, FMLAC_HOPPER_TOKENS, warps, 227                                         \
+        name, #name, dtype, FMLAC_HOPPER_ROWS, FMLAC_HOPPER_TOKENS, warps, 227, 0                                      \
     }
 
 /* [source: pages, rows, codes][dtype: bf16, fp16][dims: 512, 576] */
@@ -39,6 +41,13 @@ static const fmlac_kernel kernels[3][2][2] = {
      {HOPPER(fmlak_mqa_rows_f16_512_sm90a, FMLA_F16, 12), HOPPER(fmlak_mqa_rows_f16_576_sm90a, FMLA_F16, 12)}},
     {{HOPPER(fmlak_mqa_codes_bf16_512_sm90a, FMLA_BF16, 16), HOPPER(fmlak_mqa_codes_bf16_576_sm90a, FMLA_BF16, 16)}},
 };
+
+/* Pairs of blocks, [dims: 512, 576]. */
+#define PAIR(name)                                                                                                     \
+    {                                                                                                                  \
+        name, #name, FMLA_BF16, FMLAC_PAIR_ROWS, FMLAC_HOPPER_TOKENS, 16, 227, 2                                       \
+    }
+static const fmlac_kernel pairs[2] = {PAIR(fmlak_mqa_pair_bf16_512_sm90a), PAIR(fmlak_mqa_pair_bf16_576_sm90a)};
 
 enum { PAGES, ROWS, CODES };
 
@@ -87,6 +96,25 @@ static bool reads_codes(const fmlac_mqa *p, const fmlac_list *list)
            pool->page_size * (pool->token_stride + pool->scale_row_bytes) <= SHORT_MAX;
 }
 
+/* Whether a pair can fetch a format's rows: scales of a half in 16 bytes, and never across a border of the copies.
+ * Where the rows lie makes no difference: a row's bits must not depend on it. */
+static bool pair_reads(const fmlac_list *list)
+{
+    const fmlac_pool *pool = &list->pool;
+    int32_t unit = pool->scale_bytes <= 8 ? 8 : 16;
+    return list->kind == FMLAC_LIST_INDEXED && pool->scale_bytes > 0 &&
+           (pool->scale_bytes <= 16 || pool->scale_bytes == 32) && pool->scale_offset % unit == 0 &&
+           (pool->layout != FMLAC_LAYOUT_PAGE || pool->scale_row_bytes % unit == 0);
+}
+
+/* More than 64 heads of quantised tokens: two blocks share the expanding. */
+static const fmlac_kernel *choose_pair(const fmlac_state *state, const fmlac_mqa *p, bool extra)
+{
+    bool fits = state->processors >= 2 && p->h_q / p->h_kv > FMLAC_HOPPER_ROWS && pair_reads(&p->main) &&
+                (!extra || pair_reads(&p->extra));
+    return fits ? &pairs[p->d_qk > 512] : NULL;
+}
+
 static bool is_short(const fmlac_list *list)
 {
     const fmlac_pool *pool = &list->pool;
@@ -106,7 +134,8 @@ const fmlac_kernel *fmlac_hopper_choose(const fmlac_state *state, const fmlac_mq
         return NULL;
     }
     if (reads_codes(p, &p->main) && (!extra || reads_codes(p, &p->extra))) {
-        return &kernels[CODES][0][wide];
+        const fmlac_kernel *pair = choose_pair(state, p, extra);
+        return pair ? pair : &kernels[CODES][0][wide];
     }
     if (!reads_plain(p, &p->main) || (extra && !reads_plain(p, &p->extra))) {
         return NULL;
@@ -150,6 +179,11 @@ fmla_status fmlac_hopper_enqueue(const fmlac_state *state, const fmlai_call *cal
     }
     launch->kernel = (const void *)kernel->function;
     launch->name = kernel->name;
+    if (kernel->cluster > 0) {
+        launch->blocks *= kernel->cluster;
+        launch->cluster = kernel->cluster;
+        return fmlac_enqueue(state, call, launch, p);
+    }
     return fmlac_enqueue(state, call, launch, &all);
 }
 

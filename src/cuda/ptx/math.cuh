@@ -36,6 +36,15 @@ PTX_INLINE uint32_t ptx_multiply_bf16x2(uint32_t a, uint32_t b)
     return x;
 }
 
+/* Bytes of x by the nibbles of `select`, lowest first; a nibble with bit 3 repeats the sign of its byte (which
+ * __byte_perm does not). */
+PTX_INLINE uint32_t ptx_permute_bytes(uint32_t x, uint32_t select)
+{
+    uint32_t y;
+    asm("prmt.b32 %0, %1, 0, %2;" : "=r"(y) : "r"(x), "r"(select));
+    return y;
+}
+
 /* One fp16 number, low half of x. */
 PTX_INLINE float ptx_float_of_f16(uint32_t x)
 {

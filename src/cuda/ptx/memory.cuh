@@ -56,6 +56,14 @@ PTX_INLINE void ptx_load_shared_64(uint32_t x[2], uint32_t address)
     asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(x[0]), "=r"(x[1]) : "r"(address) : "memory");
 }
 
+PTX_INLINE void ptx_load_shared_128(uint32_t x[4], uint32_t address)
+{
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(address)
+                 : "memory");
+}
+
 PTX_INLINE uint32_t ptx_load_shared_u32(uint32_t address)
 {
     uint32_t x;

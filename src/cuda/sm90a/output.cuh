@@ -11,15 +11,15 @@
 #define OUT_COLUMNS 512
 
 /* lse and maximum of a row go out (`store`: this thread does it); returns what the output is multiplied by. */
-static __device__ __forceinline__ float finish_row(const fmlac_mqa &p, const piece &c, int row, float reference,
-                                                   float max, float sum, bool store)
+static __device__ __forceinline__ float finish_row(const fmlac_mqa &p, const piece &c, int tile_rows, int row,
+                                                   float reference, float max, float sum, bool store)
 {
     bool lonely = sum == 0.0f;
     float base2 = reference + log2f(sum);
     max = is_nan(sum) ? sum : max;
     if (c.place >= 0) {
         if (store) {
-            float *scalar = p.cut.partial_scalar + (c.place * ROWS + row) * 2;
+            float *scalar = p.cut.partial_scalar + (c.place * tile_rows + row) * 2;
             scalar[0] = lonely ? -FMLAC_INFINITY : base2;
             scalar[1] = max;
         }
@@ -102,39 +102,21 @@ static __device__ __forceinline__ void store_any(const fmlac_mqa &p, const float
     }
 }
 
-/* Group 0, the leader, has output dims 0..255, sums and references; group 1 the other dims. Ends a piece: nobody reads
- * Q after the barrier in here. */
-template <int BLOCKS>
-static __device__ __forceinline__ void store_rows(const fmlac_mqa &p, const piece &c, const float o[128],
-                                                  softmax_rows &rows, plan<BLOCKS> *m, int group)
+/* Two rows of a thread, `row` and `row` + 8 of a tile of `tile_rows`: 256 output dims from `column0` on. */
+static __device__ __forceinline__ void store_output(const fmlac_mqa &p, const piece &c, int tile_rows, int row,
+                                                    const float o[128], const float factor[2], int column0)
 {
-    int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4, q = threadIdx.x % 4;
-    float factor[2];
     int64_t at[2];
     bool there[2];
-    if (group == 0) {
-        for (int h = 0; h < 2; h++) {
-            rows.sum[h] += __shfl_xor_sync(0xFFFFFFFFu, rows.sum[h], 1);
-            rows.sum[h] += __shfl_xor_sync(0xFFFFFFFFu, rows.sum[h], 2);
-            float last = finish_row(p, c, row + 8 * h, rows.reference[h], rows.max[h], rows.sum[h], q == 0);
-            if (q == 0) {
-                m->factor[row + 8 * h] = last;
-            }
-        }
-    }
-    ptx_barrier_sync(BARRIER_MMA, 256);
     for (int h = 0; h < 2; h++) {
-        int r = row + 8 * h;
-        factor[h] = m->factor[r];
-        there[h] = r < c.work.rows;
+        there[h] = row + 8 * h < c.work.rows;
         int64_t token;
         int32_t head;
-        row_token_head(c.work, there[h] ? r : 0, &token, &head);
+        row_token_head(c.work, there[h] ? row + 8 * h : 0, &token, &head);
         at[h] = row_offset(&p.out, &p, token, head);
     }
-    int column0 = group * (OUT_COLUMNS / 2);
     if (c.place >= 0) {
-        float *first = p.cut.partial + (c.place * ROWS + row) * OUT_COLUMNS + column0;
+        float *first = p.cut.partial + (c.place * tile_rows + row) * OUT_COLUMNS + column0;
         float *const to[2] = {there[0] ? first : nullptr, there[1] ? first + 8 * OUT_COLUMNS : nullptr};
         store_32(o, factor, to);
     } else if (!p.out.aligned || p.d_v != OUT_COLUMNS) {
@@ -148,6 +130,36 @@ static __device__ __forceinline__ void store_rows(const fmlac_mqa &p, const piec
         uint16_t *const to[2] = {there[0] ? first + at[0] : nullptr, there[1] ? first + at[1] : nullptr};
         store_16(o, factor, to, p.out.dtype == FMLAC_F16);
     }
+}
+
+/* Sums of a row over the four lanes that share it. */
+static __device__ __forceinline__ void join_sums(softmax_rows &rows)
+{
+    for (int h = 0; h < 2; h++) {
+        rows.sum[h] += __shfl_xor_sync(0xFFFFFFFFu, rows.sum[h], 1);
+        rows.sum[h] += __shfl_xor_sync(0xFFFFFFFFu, rows.sum[h], 2);
+    }
+}
+
+/* Group 0, the leader, has output dims 0..255, sums and references; group 1 the other dims. Ends a piece: nobody reads
+ * Q after the barrier in here. */
+template <int BLOCKS>
+static __device__ __forceinline__ void store_rows(const fmlac_mqa &p, const piece &c, const float o[128],
+                                                  softmax_rows &rows, plan<BLOCKS> *m, int group)
+{
+    int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+    if (group == 0) {
+        join_sums(rows);
+        for (int h = 0; h < 2; h++) {
+            float last = finish_row(p, c, ROWS, row + 8 * h, rows.reference[h], rows.max[h], rows.sum[h], q == 0);
+            if (q == 0) {
+                m->factor[row + 8 * h] = last;
+            }
+        }
+    }
+    ptx_barrier_sync(BARRIER_MMA, 256);
+    float factor[2] = {m->factor[row], m->factor[row + 8]};
+    store_output(p, c, ROWS, row, o, factor, group * (OUT_COLUMNS / 2));
 }
 
 #endif

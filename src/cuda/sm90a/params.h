@@ -7,6 +7,7 @@
 
 #define FMLAC_HOPPER_ROWS   64 /* rows of queries of a block */
 #define FMLAC_HOPPER_TOKENS 64 /* tokens of a tile */
+#define FMLAC_PAIR_ROWS     128 /* rows of queries of a pair of blocks */
 
 /* A TMA descriptor (CUtensorMap): 128 opaque bytes, aligned to 64. */
 #ifdef __cplusplus

@@ -27,16 +27,18 @@ typedef struct piece {
 typedef struct piece_walk {
     int64_t at; /* direct: number of the next piece; cut: the next unit */
     int64_t column;
-    int64_t low, high; /* cut: costs of this part */
+    int64_t low, high;       /* cut: costs of this part */
+    int64_t worker, workers; /* of the grid: blocks, or clusters of blocks */
 } piece_walk;
 
 /* The whole warp calls, here and below. */
-static __device__ __forceinline__ void walk_begin(const fmlac_mqa &p, piece_walk *walk, int lane)
+static __device__ __forceinline__ void walk_begin(const fmlac_mqa &p, piece_walk *walk, int64_t worker, int64_t workers,
+                                                  int lane)
 {
-    int64_t at = blockIdx.x, part = 0, column = 0, low = 0, high = 0;
+    int64_t at = worker, part = 0, column = 0, low = 0, high = 0;
     if (p.cut.parts > 0) {
-        part = quotient(blockIdx.x, p.cut.columns);
-        column = blockIdx.x - part * p.cut.columns;
+        part = quotient(worker, p.cut.columns);
+        column = worker - part * p.cut.columns;
         low = part * p.cut.starts[p.cut.units + 1];
         high = low + p.cut.starts[p.cut.units + 1];
         at = unit_at(&p.cut, low, lane);
@@ -46,6 +48,8 @@ static __device__ __forceinline__ void walk_begin(const fmlac_mqa &p, piece_walk
         walk->column = column;
         walk->low = low;
         walk->high = high;
+        walk->worker = worker;
+        walk->workers = workers;
     }
     __syncwarp();
 }
@@ -53,7 +57,7 @@ static __device__ __forceinline__ void walk_begin(const fmlac_mqa &p, piece_walk
 /* Tokens that a row sees: PAGED lists only; rows beyond the last see what all see. */
 static __device__ __forceinline__ int32_t row_seen(const fmlac_mqa &p, const fmlac_work &w, int row)
 {
-    if (p.main.kind != FMLAC_LIST_PAGED || row >= w.rows) {
+    if (!is_paged(&p) || row >= w.rows) {
         return INT32_MAX;
     }
     int64_t j = quotient(w.row0 + row, w.group);
@@ -91,7 +95,7 @@ static __device__ __forceinline__ void walk_next(const fmlac_mqa &p, piece_walk 
     bool there = false;
     int64_t at = walk->at;
     for (; !there && (cut.parts == 0 ? at < cut.units * cut.columns : at < cut.units && cut.starts[at] < walk->high);
-         at += cut.parts == 0 ? gridDim.x : 1) {
+         at += cut.parts == 0 ? walk->workers : 1) {
         int64_t unit = at, column = walk->column, begin = 0, end = INT32_MAX;
         bool whole = true, empty = false;
         if (cut.parts == 0) {
@@ -108,7 +112,7 @@ static __device__ __forceinline__ void walk_next(const fmlac_mqa &p, piece_walk 
         there = !empty && w.rows > 0;
         if (there) {
             work_count(&p, &w);
-            piece_write(p, w, begin, end, whole ? -1 : (int64_t)blockIdx.x * 2 + (begin == 0), to, lane);
+            piece_write(p, w, begin, end, whole ? -1 : walk->worker * 2 + (begin == 0), to, lane);
         }
     }
     __syncwarp();

@@ -22,10 +22,11 @@
 #define SOURCE_CODES 2 /* quantised tokens, any list, expanded by the producer warps */
 
 /* Named barriers; 0 is __syncthreads. */
-#define BARRIER_WEIGHTS 1 /* + slot: weights of the tile in that slot are published (leader arrives, follower waits)   \
-                           */
-#define BARRIER_LEADER 3  /* the 128 threads of the leader */
-#define BARRIER_MMA    5  /* both MMA warpgroups */
+#define BARRIER_WEIGHTS                                                                                                \
+    1                    /* + slot: weights of the tile in that slot are published (leader arrives, follower waits)    \
+                          */
+#define BARRIER_LEADER 3 /* the 128 threads of the leader */
+#define BARRIER_MMA    5 /* both MMA warpgroups */
 
 /* Where a token lies. */
 typedef struct token_place {
@@ -92,8 +93,7 @@ static __device__ __forceinline__ uint32_t chunk_offset(uint32_t row, uint32_t c
 /* The scout (a warp) finds piece number i once everybody has left the piece before the last. Where it is done matters:
  * in a warp that multiplies, ptxas keeps the operands' addresses out of uniform registers, and four moves stand before
  * every product. */
-template <int BLOCKS>
-static __device__ __forceinline__ void scout_piece(const fmlac_mqa &p, plan<BLOCKS> *m, uint32_t i)
+template <typename PLAN> static __device__ __forceinline__ void scout_piece(const fmlac_mqa &p, PLAN *m, uint32_t i)
 {
     int lane = threadIdx.x % 32;
     ptx_mbarrier_wait(ptx_shared_address(&m->piece_free[i & 1]), use_parity(i) ^ 1);

@@ -329,7 +329,7 @@ static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> 
     int group = __shfl_sync(0xFFFFFFFFu, (int)(threadIdx.x / 128), 0);
     bool scout = SOURCE == SOURCE_CODES && threadIdx.x / 32 == MMA_WARPS - 1;
     if (scout) {
-        walk_begin(p, &m->walk, threadIdx.x % 32);
+        walk_begin(p, &m->walk, blockIdx.x, gridDim.x, threadIdx.x % 32);
         scout_piece(p, m, 0);
     }
     slot_uses uses = 0;

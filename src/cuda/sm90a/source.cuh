@@ -33,7 +33,7 @@ typedef struct list_ahead {
 static __device__ __forceinline__ list_ahead scan_fetch(const fmlac_mqa &p, const fmlac_work &w, const list_scan *scan,
                                                         int32_t at)
 {
-    bool paged = p.main.kind == FMLAC_LIST_PAGED;
+    bool paged = is_paged(&p);
     list_ahead ahead = {{-1, -1}};
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -55,7 +55,7 @@ static __device__ __forceinline__ uint32_t slots_of(const fmlac_pool &pool)
 static __device__ __forceinline__ list_ahead scan_begin(const fmlac_mqa &p, const fmlac_work &w, int32_t begin,
                                                         int32_t end, list_scan *scan)
 {
-    bool indexed = p.main.kind == FMLAC_LIST_INDEXED, extra = p.extra.kind == FMLAC_LIST_INDEXED;
+    bool indexed = !is_paged(&p), extra = p.extra.kind == FMLAC_LIST_INDEXED;
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
         scan->main = indexed ? index_row(&p, &p.main, w.first, w.kv_head) : nullptr;
@@ -113,7 +113,7 @@ static __device__ __forceinline__ tile_tokens scan_next(const fmlac_mqa &p, cons
 static __device__ __forceinline__ bool token_there(const fmlac_mqa &p, const uint32_t *ring, const tile_tokens &tile,
                                                    int row)
 {
-    bool paged = p.main.kind == FMLAC_LIST_PAGED;
+    bool paged = is_paged(&p);
     return row < tile.count && (!paged || ring[(tile.first + row) % RING] < p.main.pool.num_pages);
 }
 
@@ -122,7 +122,7 @@ static __device__ __forceinline__ token_place find_token(const fmlac_mqa &p, con
                                                          const tile_tokens &tile, int32_t position, int row)
 {
     token_place place = {nullptr, 0};
-    bool paged = p.main.kind == FMLAC_LIST_PAGED;
+    bool paged = is_paged(&p);
     const fmlac_pool &pool = tile.extra ? p.extra.pool : p.main.pool;
     if (token_there(p, ring, tile, row)) {
         uint32_t entry = ring[(tile.first + row) % RING];

@@ -56,7 +56,7 @@ template <int BLOCKS> static __device__ __forceinline__ void produce_pages(const
 {
     const fmlac_mqa &p = all.mqa;
     if (threadIdx.x / 32 == MMA_WARPS + 1) { /* the scout */
-        walk_begin(p, &m->walk, threadIdx.x % 32);
+        walk_begin(p, &m->walk, blockIdx.x, gridDim.x, threadIdx.x % 32);
         for (uint32_t i = 0; i == 0 || m->pieces[(i - 1) & 1].there; i++) {
             scout_piece(p, m, i);
         }

@@ -38,11 +38,14 @@ struct warp {
 
 static fibre fibres[1024];
 static warp warps[32];
-static int thread_count, in_barrier, barrier_sum, barrier_result;
+static int thread_count, block_threads; /* of the cluster, of a block */
+static struct block_barrier {
+    int arrived, sum, result;
+} block_barriers[2];
 static void *scheduler_stack;
 static void (*entry)(void);
 static fibre *running;
-alignas(1024) static unsigned char shared[SHARED_BYTES];
+alignas(1024) static unsigned char shared[2][SHARED_BYTES];
 static uint32_t seed = 1;
 
 emu_thread *emu_current;
@@ -91,9 +94,28 @@ static void make(fibre *f)
     f->index.impl = f;
 }
 
+unsigned emu_rank(void)
+{
+    return (unsigned)((int)(running - fibres) / block_threads);
+}
+
+int emu_cluster_threads(void)
+{
+    return thread_count;
+}
+
+unsigned char *emu_shared_of(unsigned rank)
+{
+    if ((int)rank >= thread_count / block_threads) {
+        fprintf(stderr, "emulated cluster: no block of rank %u\n", rank);
+        abort();
+    }
+    return shared[rank];
+}
+
 unsigned char *emu_shared(void)
 {
-    return shared;
+    return shared[emu_rank()];
 }
 
 /* Runs a warp until none of its lanes can go on. */
@@ -113,17 +135,18 @@ static bool run_warp(int w)
     return moved;
 }
 
-static void release_barrier(void)
+static void release_barrier(int block)
 {
-    int alive = 0;
-    for (int i = 0; i < thread_count; i++) {
+    block_barrier *b = &block_barriers[block];
+    int alive = 0, first = block * block_threads;
+    for (int i = first; i < first + block_threads; i++) {
         alive += fibres[i].at != DONE;
     }
-    if (alive > 0 && in_barrier == alive) {
-        in_barrier = 0;
-        barrier_result = barrier_sum;
-        barrier_sum = 0;
-        for (int i = 0; i < thread_count; i++) {
+    if (alive > 0 && b->arrived == alive) {
+        b->arrived = 0;
+        b->result = b->sum;
+        b->sum = 0;
+        for (int i = first; i < first + block_threads; i++) {
             if (fibres[i].at == IN_BARRIER) {
                 fibres[i].at = READY;
             }
@@ -155,7 +178,9 @@ static void run_block(void)
         for (int i = 0; i < count; i++) {
             moved = run_warp((first + i) % count) || moved;
         }
-        release_barrier();
+        for (int block = 0; block < thread_count / block_threads; block++) {
+            release_barrier(block);
+        }
         for (int i = 0; i < thread_count; i++) {
             done = done && fibres[i].at == DONE;
             moved = moved || fibres[i].at == READY;
@@ -199,10 +224,11 @@ void emu_barrier(void)
 
 int emu_barrier_count(int predicate)
 {
-    in_barrier++;
-    barrier_sum += predicate != 0;
+    block_barrier *b = &block_barriers[emu_rank()];
+    b->arrived++;
+    b->sum += predicate != 0;
     leave(IN_BARRIER);
-    return barrier_result;
+    return b->result;
 }
 
 void emu_meet(void (*step)(void **lanes), void *mine)
@@ -248,15 +274,15 @@ void emu_copy_wait(int pending)
             list[kept++] = c;
             continue;
         }
-        memset(shared + c.to, 0, (size_t)c.size);
-        memcpy(shared + c.to, c.from, (size_t)c.bytes);
+        memset(emu_shared() + c.to, 0, (size_t)c.size);
+        memcpy(emu_shared() + c.to, c.from, (size_t)c.bytes);
     }
     list.resize(kept);
 }
 
 /* ---- warp instructions ------------------------------------------------------------------------------------------- */
 
-uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t select)
+static uint32_t permute(uint32_t x, uint32_t y, uint32_t select)
 {
     uint64_t both = (uint64_t)y << 32 | x;
     uint32_t result = 0;
@@ -266,6 +292,17 @@ uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t select)
         result |= (s & 8 ? (byte & 0x80 ? 0xFFu : 0u) : byte) << (8 * i);
     }
     return result;
+}
+
+/* Looks at three bits of every nibble only. */
+uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t select)
+{
+    return permute(x, y, select & 0x7777);
+}
+
+uint32_t ptx_permute_bytes(uint32_t x, uint32_t select)
+{
+    return permute(x, 0, select);
 }
 
 struct shuffle {
@@ -322,7 +359,7 @@ static uint16_t element(void **lanes, int matrix, int row, int column)
         fprintf(stderr, "ldmatrix: bad address\n");
         abort();
     }
-    memcpy(&x, shared + at + 2 * column, 2);
+    memcpy(&x, emu_shared() + at + 2 * column, 2);
     return x;
 }
 
@@ -506,7 +543,7 @@ static void call_kernel(void)
 }
 
 extern "C" void emu_launch(const void *function, const void *params, bool large, emu_index grid, emu_index block,
-                           size_t shared_bytes)
+                           unsigned cluster, size_t shared_bytes)
 {
     static unsigned char copy_of_params[32768];
     memcpy(copy_of_params, params, large ? 32760 : 2048);
@@ -514,19 +551,22 @@ extern "C" void emu_launch(const void *function, const void *params, bool large,
     argument = copy_of_params;
     kernel_is_large = large;
     entry = call_kernel;
-    thread_count = (int)block.x;
-    for (unsigned b = 0; b < grid.x; b++) {
-        memset(shared, 0xFF, shared_bytes);
+    block_threads = (int)block.x;
+    thread_count = block_threads * (int)cluster;
+    for (unsigned b = 0; b < grid.x; b += cluster) {
         emu_hopper_begin();
-        for (int i = 0; i < thread_count; i++) {
+        memset(block_barriers, 0, sizeof block_barriers);
+        for (unsigned i = 0; i < (unsigned)thread_count; i++) {
             fibre *f = &fibres[i];
-            f->index.thread = {(unsigned)i, 0, 0};
-            f->index.block = {b, 0, 0};
+            f->index.thread = {i % block.x, 0, 0};
+            f->index.block = {b + i / block.x, 0, 0};
             f->index.block_dim = block;
             f->index.grid_dim = grid;
             make(f);
         }
-        in_barrier = barrier_sum = 0;
+        for (unsigned i = 0; i < cluster; i++) {
+            memset(shared[i], 0xFF, shared_bytes);
+        }
         memset(warps, 0, sizeof warps);
         run_block();
     }

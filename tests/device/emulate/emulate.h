@@ -4,10 +4,10 @@
  * compiled as they are, with this header included first and the folder ptx/ beside it in place of src/cuda/ptx: every
  * instruction that C has no word for is one function there, so nothing else needs a double.
  *
- * A block's threads are fibres. Warp instructions and barriers are where a fibre waits for its fellows; between two of
- * them one warp runs as far as it can, in an order that changes from launch to launch, so a missing barrier shows.
- * Copies to shared memory that are asynchronous happen when they are waited for and not before. Shared memory starts as
- * NaN.
+ * A block's threads are fibres, and so are those of the two blocks of a cluster. Warp instructions and barriers are
+ * where a fibre waits for its fellows; between two of them one warp runs as far as it can, in an order that changes
+ * from launch to launch, so a missing barrier shows. Copies to shared memory that are asynchronous happen when they are
+ * waited for and not before. Shared memory starts as NaN.
  */
 #ifndef FLASHMLA_EMULATE_H
 #define FLASHMLA_EMULATE_H
@@ -60,7 +60,12 @@ struct alignas(16) uint4 {
 void emu_meet(void (*step)(void **lanes), void *mine);
 void emu_barrier(void);
 int emu_barrier_count(int predicate);
+/* Shared memory of the running thread's block, and of a block of its cluster. */
 unsigned char *emu_shared(void);
+unsigned char *emu_shared_of(unsigned rank);
+/* Place of the running thread's block in the cluster; number of threads of the whole cluster. */
+unsigned emu_rank(void);
+int emu_cluster_threads(void);
 void emu_copy_async(uint32_t to, const void *from, int size, int bytes);
 void emu_copy_commit(void);
 void emu_copy_wait(int pending);
@@ -95,6 +100,10 @@ static inline float __fdiv_rn(float a, float b)
 static inline float __fmaf_rn(float a, float b, float c)
 {
     return fmaf(a, b, c);
+}
+static inline int __ffs(int x)
+{
+    return __builtin_ffs(x);
 }
 static inline int __popc(uint32_t x)
 {

@@ -13,6 +13,7 @@
 #include <deque>
 #include <vector>
 
+#include "ptx/cluster.cuh"
 #include "ptx/math.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
@@ -41,12 +42,17 @@ struct mbarrier {
     int32_t bytes_phase; /* bytes * 2 + phase */
 };
 
-static mbarrier *barrier_at(uint32_t address)
+static mbarrier *barrier_in(unsigned char *block, uint32_t address)
 {
     if (address % 8) {
         fail("misaligned mbarrier");
     }
-    return (mbarrier *)(emu_shared() + address);
+    return (mbarrier *)(block + address);
+}
+
+static mbarrier *barrier_at(uint32_t address)
+{
+    return barrier_in(emu_shared(), address);
 }
 
 static void settle(mbarrier *b)
@@ -66,10 +72,15 @@ void ptx_mbarrier_init(uint32_t barrier, uint32_t count)
     *barrier_at(barrier) = {(int16_t)count, (int16_t)count, 0};
 }
 
+static void arrive(mbarrier *b)
+{
+    b->pending--;
+    settle(b);
+}
+
 void ptx_mbarrier_arrive(uint32_t barrier)
 {
-    barrier_at(barrier)->pending--;
-    settle(barrier_at(barrier));
+    arrive(barrier_at(barrier));
 }
 
 void ptx_mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes)
@@ -78,10 +89,10 @@ void ptx_mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes)
     ptx_mbarrier_arrive(barrier);
 }
 
-static void complete(uint32_t barrier, int bytes)
+static void complete(mbarrier *b, int bytes)
 {
-    barrier_at(barrier)->bytes_phase -= bytes * 2;
-    settle(barrier_at(barrier));
+    b->bytes_phase -= bytes * 2;
+    settle(b);
 }
 
 bool ptx_mbarrier_try(uint32_t barrier, uint32_t parity)
@@ -98,11 +109,11 @@ bool ptx_mbarrier_try(uint32_t barrier, uint32_t parity)
 static struct named {
     int arrived, threads;
     unsigned generation;
-} named[16];
+} named[2][16];
 
 void ptx_barrier_arrive(int id, int threads)
 {
-    struct named *b = &named[id];
+    struct named *b = &named[emu_rank()][id];
     if (id < 1 || id > 15 || (b->arrived > 0 && b->threads != threads)) {
         fail("named barrier with two counts");
     }
@@ -116,9 +127,10 @@ void ptx_barrier_arrive(int id, int threads)
 
 void ptx_barrier_sync(int id, int threads)
 {
-    unsigned generation = named[id].generation;
+    const struct named *b = &named[emu_rank()][id];
+    unsigned generation = b->generation;
     ptx_barrier_arrive(id, threads);
-    while (named[id].generation == generation) {
+    while (b->generation == generation) {
         emu_yield();
     }
 }
@@ -132,9 +144,12 @@ struct piece_of_copy {
 };
 
 struct late_copy {
-    std::vector<piece_of_copy> pieces;
+    std::vector<piece_of_copy> pieces; /* empty: `words` to `to` */
     uint32_t barrier;
-    int complete_bytes; /* 0: an arrival instead */
+    int complete_bytes;   /* 0: an arrival instead */
+    unsigned char *block; /* shared memory of all of it */
+    uint32_t to;
+    float words[4];
 };
 
 static std::deque<late_copy> late;
@@ -143,13 +158,16 @@ static late_copy taken;
 static void perform(const late_copy &c)
 {
     for (const piece_of_copy &x : c.pieces) {
-        memset(emu_shared() + x.to, 0, (size_t)x.size);
-        memcpy(emu_shared() + x.to, x.from, (size_t)x.bytes);
+        memset(c.block + x.to, 0, (size_t)x.size);
+        memcpy(c.block + x.to, x.from, (size_t)x.bytes);
+    }
+    if (c.pieces.empty() && c.complete_bytes) {
+        memcpy(c.block + c.to, c.words, 16);
     }
     if (c.complete_bytes) {
-        complete(c.barrier, c.complete_bytes);
+        complete(barrier_in(c.block, c.barrier), c.complete_bytes);
     } else {
-        ptx_mbarrier_arrive(c.barrier);
+        arrive(barrier_in(c.block, c.barrier));
     }
 }
 
@@ -164,6 +182,7 @@ void ptx_mbarrier_arrive_copies(uint32_t barrier)
     emu_copy_take(take);
     taken.barrier = barrier;
     taken.complete_bytes = 0;
+    taken.block = emu_shared();
     late.push_back(taken);
 }
 
@@ -179,8 +198,9 @@ void ptx_tma_load_4d(uint32_t shared, const void *map, uint32_t barrier, int32_t
     if (shared % 1024) {
         fail("box of a tensor map: misaligned shared address");
     }
-    late_copy c;
+    late_copy c = {};
     c.barrier = barrier;
+    c.block = emu_shared();
     c.complete_bytes = (int)(m->box[0] * 2 * m->box[1]);
     for (uint32_t row = 0; row < m->box[1]; row++) {
         for (uint32_t chunk = 0; chunk < m->box[0] / 8; chunk++) {
@@ -202,7 +222,66 @@ void ptx_bulk_load(uint32_t shared, const void *global, uint32_t bytes, uint32_t
     if (shared % 16 || (uintptr_t)global % 16 || bytes % 16) {
         fail("misaligned bulk copy");
     }
-    late.push_back({{{shared, global, (int)bytes, (int)bytes}}, barrier, (int)bytes});
+    late.push_back({{{shared, global, (int)bytes, (int)bytes}}, barrier, (int)bytes, emu_shared(), 0, {0}});
+}
+
+/* ---- clusters: a remote address holds the block's rank + 1 in its upper byte ----------------------------------------
+ */
+
+static struct {
+    int arrived;
+    unsigned generation;
+} cluster_barrier;
+
+uint32_t ptx_cluster_rank(void)
+{
+    return emu_rank();
+}
+
+uint32_t ptx_cluster_address(uint32_t address, uint32_t rank)
+{
+    (void)emu_shared_of(rank);
+    return address | (rank + 1) << 24;
+}
+
+static unsigned char *remote_block(uint32_t remote)
+{
+    if (remote >> 24 == 0) {
+        fail("not an address of another block");
+    }
+    return emu_shared_of((remote >> 24) - 1);
+}
+
+void ptx_cluster_sync(void)
+{
+    unsigned generation = cluster_barrier.generation;
+    if (++cluster_barrier.arrived == emu_cluster_threads()) {
+        cluster_barrier.arrived = 0;
+        cluster_barrier.generation++;
+    }
+    progress = true;
+    while (cluster_barrier.generation == generation) {
+        emu_yield();
+    }
+}
+
+void ptx_mbarrier_arrive_remote(uint32_t remote)
+{
+    arrive(barrier_in(remote_block(remote), remote & 0xFFFFFF));
+}
+
+void ptx_store_remote_128(uint32_t remote, const float x[4], uint32_t remote_barrier)
+{
+    if (remote_block(remote) != remote_block(remote_barrier) || remote % 16) {
+        fail("remote store: barrier of another block, or misaligned");
+    }
+    late_copy c = {};
+    c.barrier = remote_barrier & 0xFFFFFF;
+    c.complete_bytes = 16;
+    c.block = remote_block(remote);
+    c.to = remote & 0xFFFFFF;
+    memcpy(c.words, x, 16);
+    late.push_back(c);
 }
 
 /* ---- products of warpgroups -------------------------------------------------------------------------------------- */
@@ -386,6 +465,7 @@ void emu_hopper_begin(void)
 {
     late.clear();
     memset(named, 0, sizeof named);
+    cluster_barrier = {};
     for (int i = 0; i < 32; i++) {
         products[i].clear();
         groups[i] = 0;

@@ -18,7 +18,7 @@ typedef struct emu_index {
     unsigned x, y, z;
 } emu_index;
 
-void emu_launch(const void *function, const void *params, bool large, emu_index grid, emu_index block,
+void emu_launch(const void *function, const void *params, bool large, emu_index grid, emu_index block, unsigned cluster,
                 size_t shared_bytes);
 extern void fmlak_merge_sm80(void);
 
@@ -119,11 +119,18 @@ cudaError_t cudaFuncSetAttribute(const void *function, enum cudaFuncAttribute at
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *function, void **arguments)
 {
     emu_index grid = {config->gridDim.x, 1, 1}, block = {config->blockDim.x, 1, 1};
-    if (config->dynamicSmemBytes > (size_t)shared_bytes() || grid.x == 0) {
+    unsigned cluster = 1;
+    for (unsigned i = 0; i < config->numAttrs; i++) {
+        if (config->attrs[i].id == cudaLaunchAttributeClusterDimension) {
+            cluster = config->attrs[i].val.clusterDim.x;
+        }
+    }
+    if (config->dynamicSmemBytes > (size_t)shared_bytes() || grid.x == 0 || cluster == 0 || cluster > 2 ||
+        grid.x % cluster != 0 || block.x * cluster > 1024) {
         last = cudaErrorInvalidValue;
         return last;
     }
-    emu_launch(function, arguments[0], function == (const void *)fmlak_merge_sm80, grid, block,
+    emu_launch(function, arguments[0], function == (const void *)fmlak_merge_sm80, grid, block, cluster,
                config->dynamicSmemBytes);
     return cudaSuccess;
 }

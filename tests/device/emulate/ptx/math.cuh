@@ -10,5 +10,6 @@ uint32_t ptx_pack_bf16(float low, float high);
 uint32_t ptx_pack_f16(float low, float high);
 uint32_t ptx_multiply_bf16x2(uint32_t a, uint32_t b);
 float ptx_float_of_f16(uint32_t x);
+uint32_t ptx_permute_bytes(uint32_t x, uint32_t select);
 
 #endif

@@ -9,6 +9,7 @@ void ptx_mbarrier_init(uint32_t barrier, uint32_t count);
 void ptx_mbarrier_arrive(uint32_t barrier);
 void ptx_mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes);
 void ptx_mbarrier_arrive_copies(uint32_t barrier);
+void ptx_mbarrier_arrive_remote(uint32_t remote);
 bool ptx_mbarrier_try(uint32_t barrier, uint32_t parity);
 PTX_INLINE void ptx_mbarrier_init_fence(void)
 {

@@ -39,6 +39,10 @@ PTX_INLINE void ptx_load_shared_64(uint32_t x[2], uint32_t a)
 {
     memcpy(x, emu_shared() + a, 8);
 }
+PTX_INLINE void ptx_load_shared_128(uint32_t x[4], uint32_t a)
+{
+    memcpy(x, emu_shared() + a, 16);
+}
 PTX_INLINE uint32_t ptx_load_shared_u32(uint32_t a)
 {
     uint32_t x;

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * pair_plan.cuh: shared memory of the attention kernel whose blocks work in pairs (pair.cuh), its barriers and rings.
+ * Both blocks of a pair have the same plan, so that an address in one is an address in the other.
+ */
+#ifndef FLASHMLA_CUDA_SM90A_PAIR_PLAN_CUH
+#define FLASHMLA_CUDA_SM90A_PAIR_PLAN_CUH
+
+#include "plan.cuh"
+
+#define PAIR_ROWS      FMLAC_PAIR_ROWS /* rows of queries of a pair */
+#define PAIR_DIMS      256             /* of a token, without RoPE dims that come on top: a block's half */
+#define HALF_BLOCKS    (PAIR_DIMS / 64)
+#define STAGES         3
+#define GATHER_WARPS   3
+#define EXPAND_WARPS   3
+#define GROUP_ROWS     16 /* raw rows that are fetched, and expanded, at a time */
+#define TILE_GROUPS    (TOKENS / GROUP_ROWS)
+#define EXCHANGE_BYTES (64 * TOKENS * 4) /* partial scores of a warpgroup */
+
+/* Raw rows lie in twos: row, scales of both, row. The distance of the rows is 64 modulo 128, so that a warp's loads
+ * meet no bank twice. */
+#define RAW_SECOND 320
+#define RAW_SCALES 256
+#define RAW_TWO    576
+
+/* Groups in the ring. A place of the ring belongs to one gather warp and one expanding warp: so each of them meets all
+ * phases of its barriers, one after another. */
+template <int BLOCKS> struct raw_ring {
+    enum { GROUPS = BLOCKS == 9 ? 3 : 6 };
+};
+
+static_assert(raw_ring<8>::GROUPS % GATHER_WARPS == 0 && raw_ring<8>::GROUPS % EXPAND_WARPS == 0 &&
+                  raw_ring<9>::GROUPS % GATHER_WARPS == 0 && raw_ring<9>::GROUPS % EXPAND_WARPS == 0 &&
+                  TILE_GROUPS >= GATHER_WARPS && TILE_GROUPS >= EXPAND_WARPS,
+              "places belong to warps, and every warp has a group of every tile");
+
+/* Of a tile: attended tokens; another tile of the piece follows; it is of the extra pool. */
+#define NOTE_COUNT 127u
+#define NOTE_MORE  128u
+#define NOTE_EXTRA 256u
+
+template <int BLOCKS> struct pair_plan {
+    typedef raw_ring<BLOCKS> ring;
+    unsigned char q[2][HALF_BLOCKS][BLOCK_BYTES]; /* 64 rows per warpgroup */
+    unsigned char k[STAGES][HALF_BLOCKS][BLOCK_BYTES];
+    /* RoPE dims on top, 32 of them, so two tiles share a block, left and right: Q of the warpgroups; two tiles. */
+    unsigned char q_rope[BLOCKS == 9 ? BLOCK_BYTES : 16], k_rope[BLOCKS == 9 ? BLOCK_BYTES : 16];
+    unsigned char exchange[2][EXCHANGE_BYTES];
+    unsigned char raw[ring::GROUPS][GROUP_ROWS / 2 * RAW_TWO];
+    token_place places[2][TOKENS];    /* of two tiles */
+    uint32_t notes[2];                /* of the same tiles */
+    uint32_t raw_notes[ring::GROUPS]; /* of the groups' tiles */
+    uint32_t stage_notes[STAGES];
+    uint64_t full[STAGES], empty[STAGES];
+    uint64_t rope_empty[2];
+    uint64_t exchange_full[2], exchange_empty[2];
+    uint64_t places_full[2], places_empty[2];
+    uint64_t raw_full[ring::GROUPS], raw_empty[ring::GROUPS];
+    uint64_t piece_full[2], piece_free[2];
+    piece pieces[2];
+    uint32_t entries[RING]; /* what the finder found in the list and has not handed on */
+    list_scan scan;         /* the finder's own */
+    piece_walk walk;
+};
+
+static_assert(sizeof(pair_plan<8>) <= 232448 && sizeof(pair_plan<9>) <= 232448, "a block of sm_90 has 227 KiB");
+
+/* Where use number n of a ring of N places is; use: parity of the uses of that place. */
+typedef struct ring_place {
+    uint32_t at, use;
+} ring_place;
+
+template <int N> static __device__ __forceinline__ ring_place ring_at(uint32_t n)
+{
+    ring_place to = {n % N, n / N & 1};
+    return to;
+}
+
+#endif

@@ -1,0 +1,414 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * pair_source.cuh: quantised tokens on their way into the tiles of a pair (pair.cuh): each block brings its half of a
+ * token's dims. The finder walks the list and says where the tokens of a tile lie. Gather warps copy raw rows, a group
+ * at a time, into a ring by bulk copies: they use neither registers nor the path of loads and stores. Expanding warps
+ * take a group after another from there and write bf16 numbers into the tile. RoPE dims are bf16 already and are copied
+ * straight into the tile.
+ */
+#ifndef FLASHMLA_CUDA_SM90A_PAIR_SOURCE_CUH
+#define FLASHMLA_CUDA_SM90A_PAIR_SOURCE_CUH
+
+#include "expand.cuh"
+#include "pair_plan.cuh"
+#include "ptx/tma.cuh"
+#include "source.cuh"
+
+/* ---- gather ------------------------------------------------------------------------------------------------------ */
+
+/* What this block takes of a pool's rows. */
+typedef struct raw_part {
+    uint32_t codes_at, code_bytes;   /* of a row */
+    uint32_t scales_at, scale_bytes; /* of its scales: all of them where they fit into 16 bytes */
+} raw_part;
+
+static __device__ __forceinline__ raw_part part_of(const fmlac_pool &pool, uint32_t rank)
+{
+    raw_part part;
+    uint32_t half = pool.element == FMLAC_F4_E2M1 ? PAIR_DIMS / 2 : PAIR_DIMS;
+    uint32_t all = pool.code_bytes;
+    part.codes_at = rank * half;
+    part.code_bytes = rank * half + half <= all ? half : all - rank * half;
+    bool both = pool.scale_bytes <= 16;
+    part.scales_at = both ? 0 : rank * 16;
+    part.scale_bytes = pool.scale_bytes == 0 ? 0 : both && pool.scale_bytes <= 8 ? 8 : 16;
+    return part;
+}
+
+/* RoPE dims of a block: 16-byte chunks per row; none: 0. On top of 512 dims each block has half of them. */
+template <int BLOCKS> static __device__ __forceinline__ uint32_t rope_chunks(const fmlac_mqa &p, uint32_t rank)
+{
+    return BLOCKS == 9 ? 4 : p.main.pool.rope_dims > 0 && rank == 1 ? 8 : 0;
+}
+
+/* Copies the RoPE dims of a group, whose rows the lanes name, into tile number `tile`. */
+template <int BLOCKS>
+static __device__ __forceinline__ void gather_rope(const fmlac_mqa &p, pair_plan<BLOCKS> *m, const fmlac_pool &pool,
+                                                   const token_place &place, int group, uint32_t tile, uint32_t rank)
+{
+    constexpr int CHUNKS = BLOCKS == 9 ? 4 : 8;
+    int lane = threadIdx.x % 32;
+    if (rope_chunks<BLOCKS>(p, rank) == 0) {
+        return;
+    }
+    ring_place stage = ring_at<STAGES>(tile);
+    if (BLOCKS == 9) {
+        ptx_mbarrier_wait(ptx_shared_address(&m->rope_empty[tile & 1]), (tile >> 1 & 1) ^ 1);
+    } else {
+        ptx_mbarrier_wait(ptx_shared_address(&m->empty[stage.at]), stage.use ^ 1);
+    }
+    uint32_t to = ptx_shared_address(BLOCKS == 9 ? m->k_rope : m->k[stage.at][HALF_BLOCKS - 1]);
+#pragma unroll
+    for (int i = lane; i < GROUP_ROWS * CHUNKS; i += 32) {
+        int row = i / CHUNKS, chunk = i % CHUNKS;
+        const uint8_t *from = (const uint8_t *)__shfl_sync(0xFFFFFFFFu, (unsigned long long)place.row, row);
+        uint32_t at = pool.rope_offset + (BLOCKS == 9 ? rank * 64 : 0) + chunk * 16;
+        uint32_t offset = chunk_offset(group * GROUP_ROWS + row, BLOCKS == 9 ? (tile & 1) * 4 + chunk : chunk);
+        if (pool.aligned || !from) {
+            ptx_copy_async_16(to + offset, from ? from + at : pool.data, from ? 16 : 0);
+        } else {
+            copy_bytes(to + offset, from + at, 8);
+        }
+    }
+    if (p.aligned) {
+        ptx_mbarrier_arrive_copies(ptx_shared_address(&m->full[stage.at]));
+    } else {
+        ptx_copy_async_commit();
+        ptx_copy_async_wait<0>();
+        ptx_mbarrier_arrive(ptx_shared_address(&m->full[stage.at]));
+    }
+}
+
+/* Rows of a pool at any address: the warp copies one after another. */
+static __device__ __forceinline__ void gather_bytes(const fmlac_pool &pool, const token_place &place, uint32_t rows,
+                                                    uint32_t group, uint32_t rank)
+{
+    raw_part part = part_of(pool, rank);
+#pragma unroll 1
+    for (; rows != 0; rows &= rows - 1) {
+        int row = __ffs((int)rows) - 1;
+        const uint8_t *from = (const uint8_t *)__shfl_sync(0xFFFFFFFFu, (unsigned long long)place.row, row);
+        const uint8_t *scales = from + __shfl_sync(0xFFFFFFFFu, place.scales, row) + part.scales_at;
+        uint32_t two = group + (row >> 1) * RAW_TWO, at = threadIdx.x % 32;
+        if (at < part.scale_bytes) {
+            ptx_store_shared_u8(two + RAW_SCALES + (row & 1) * 16 + at, scales[at]);
+        }
+#pragma unroll 1
+        for (; at < part.code_bytes; at += 32) {
+            ptx_store_shared_u8(two + (row & 1) * RAW_SECOND + at, from[part.codes_at + at]);
+        }
+    }
+    __syncwarp();
+}
+
+/* Fetches a group of a tile; the lanes name its rows. */
+template <int BLOCKS>
+static __device__ __forceinline__ void gather_group(const fmlac_pool &pool, pair_plan<BLOCKS> *m,
+                                                    const token_place &place, uint32_t note, ring_place ring,
+                                                    uint32_t rank)
+{
+    int lane = threadIdx.x % 32;
+    ptx_mbarrier_wait(ptx_shared_address(&m->raw_empty[ring.at]), ring.use ^ 1);
+    raw_part part = part_of(pool, rank);
+    uint32_t there = __ballot_sync(0xFFFFFFFFu, place.row != nullptr);
+    uint32_t full = ptx_shared_address(&m->raw_full[ring.at]), group = ptx_shared_address(m->raw[ring.at]);
+    uint32_t raw = group + (lane >> 1) * RAW_TWO;
+    bool bulk = place.row && pool.aligned;
+    if (bulk) {
+        uint32_t to = raw + RAW_SCALES + (lane & 1) * 16;
+        const uint8_t *from = place.row + place.scales + part.scales_at;
+        if (part.scale_bytes == 16) {
+            ptx_copy_async_16(to, from, 16);
+        } else if (part.scale_bytes == 8) {
+            ptx_copy_async_8(to, from, 8);
+        }
+    }
+    ptx_mbarrier_arrive_copies(full);
+    if (!pool.aligned) {
+        gather_bytes(pool, place, there, group, rank);
+    }
+    if (lane == 0) {
+        m->raw_notes[ring.at] = note;
+        ptx_mbarrier_arrive_expect(full, pool.aligned ? __popc(there) * part.code_bytes : 0);
+    }
+    __syncwarp();
+    if (bulk) {
+        ptx_bulk_load(raw + (lane & 1) * RAW_SECOND, place.row + part.codes_at, part.code_bytes, full);
+    }
+}
+
+/* The scout: finds the pieces. */
+template <int BLOCKS> static __device__ __forceinline__ void scout(const fmlac_mqa &p, pair_plan<BLOCKS> *m)
+{
+    walk_begin(p, &m->walk, blockIdx.x / 2, gridDim.x / 2, threadIdx.x % 32);
+    uint32_t i = 0;
+    do {
+        scout_piece(p, m, i);
+    } while (m->pieces[i++ & 1].there);
+}
+
+/* The finder: where the tokens of each tile lie. */
+template <int BLOCKS> static __device__ __forceinline__ void find_tokens(const fmlac_mqa &p, pair_plan<BLOCKS> *m)
+{
+    int lane = threadIdx.x % 32;
+    uint32_t tile = 0; /* in all pieces */
+#pragma unroll 1
+    for (uint32_t i = 0;; i++) {
+        ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[i & 1]), use_parity(i));
+        const piece &c = m->pieces[i & 1];
+        if (!c.there) {
+            return;
+        }
+        const fmlac_work &w = c.work;
+        int32_t begin = __shfl_sync(0xFFFFFFFFu, c.begin, 0), end = __shfl_sync(0xFFFFFFFFu, c.end, 0);
+        list_ahead ahead = {{-1, -1}};
+        bool there = begin < end;
+        if (there) {
+            ahead = scan_begin(p, w, begin, end, &m->scan);
+        }
+#pragma unroll 1
+        while (there) {
+            tile_tokens found = scan_next(p, w, &m->scan, &ahead, m->entries);
+            ptx_mbarrier_wait(ptx_shared_address(&m->places_empty[tile & 1]), use_parity(tile) ^ 1);
+#pragma unroll 1
+            for (int row = lane; row < TOKENS; row += 32) {
+                m->places[tile & 1][row] = find_token(p, w, m->entries, found, 0, row);
+            }
+            if (lane == 0) {
+                m->notes[tile & 1] = found.count | (found.more ? NOTE_MORE : 0) | (found.extra ? NOTE_EXTRA : 0);
+            }
+            __syncwarp();
+            if (lane == 0) {
+                ptx_mbarrier_arrive(ptx_shared_address(&m->places_full[tile & 1]));
+            }
+            there = found.more;
+            tile++;
+        }
+        __syncwarp();
+        if (lane == 0) {
+            ptx_mbarrier_arrive(ptx_shared_address(&m->piece_free[i & 1]));
+        }
+    }
+}
+
+/* A gather warp: every GATHER_WARPS-th group, counted over all pieces. */
+template <int BLOCKS>
+static __device__ __forceinline__ void gather(const fmlac_mqa &p, pair_plan<BLOCKS> *m, int warp, uint32_t rank)
+{
+    int lane = threadIdx.x % 32, group = warp; /* of the tile; beyond the last: of later ones */
+    uint32_t tile = 0;                         /* in all pieces */
+#pragma unroll 1
+    for (uint32_t i = 0;; i++) {
+        ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[i & 1]), use_parity(i));
+        const piece &c = m->pieces[i & 1];
+        if (!c.there) {
+            return;
+        }
+        bool there = __shfl_sync(0xFFFFFFFFu, c.begin < c.end, 0);
+#pragma unroll 1
+        while (there) {
+            ptx_mbarrier_wait(ptx_shared_address(&m->places_full[tile & 1]), use_parity(tile));
+            uint32_t note = __shfl_sync(0xFFFFFFFFu, m->notes[tile & 1], 0);
+            const fmlac_pool &pool = note & NOTE_EXTRA ? p.extra.pool : p.main.pool;
+#pragma unroll 1
+            for (; group < TILE_GROUPS; group += GATHER_WARPS) {
+                token_place place = {nullptr, 0};
+                if (lane < GROUP_ROWS) {
+                    place = m->places[tile & 1][group * GROUP_ROWS + lane];
+                }
+                gather_group(pool, m, place, note, ring_at<raw_ring<BLOCKS>::GROUPS>(tile * TILE_GROUPS + group), rank);
+                gather_rope(p, m, pool, place, group, tile, rank);
+            }
+            group -= TILE_GROUPS;
+            __syncwarp();
+            if (lane == 0) {
+                ptx_mbarrier_arrive(ptx_shared_address(&m->places_empty[tile & 1]));
+            }
+            there = (note & NOTE_MORE) != 0;
+            tile++;
+        }
+        __syncwarp();
+        if (lane == 0) {
+            ptx_mbarrier_arrive(ptx_shared_address(&m->piece_free[i & 1]));
+        }
+    }
+}
+
+/* ---- expand ------------------------------------------------------------------------------------------------------ */
+
+/* A lane's part of a row: 16 dims, from `dim` of the block's half on. */
+typedef struct expand_lane {
+    uint32_t dim;              /* in the half */
+    uint32_t token;            /* 0, 1: which row of two */
+    uint32_t kind, extra_kind; /* of the pools' codes: kind, place of the lane's scale << 8; 0: nothing to do */
+} expand_lane;
+
+static __device__ __forceinline__ uint32_t lane_kind(const fmlac_pool &pool, uint32_t dim, uint32_t rank)
+{
+    raw_part part = part_of(pool, rank);
+    uint32_t size = pool.scale == FMLAC_F32 ? 4 : 1, all = rank * PAIR_DIMS + dim;
+    uint32_t at = (all >> pool.group_shift) * size - part.scales_at;
+    return all < (uint32_t)pool.quant_dims ? code_kind(pool) | KIND_USED | at << 8 : 0;
+}
+
+/* The lane's codes and scale, from rows at `two`. */
+static __device__ __forceinline__ uint32_t load_codes(uint32_t kind, const expand_lane &l, uint32_t two,
+                                                      uint32_t codes[4])
+{
+    uint32_t row = two + l.token * RAW_SECOND, scale = two + RAW_SCALES + l.token * 16 + (kind >> 8);
+    if (kind & KIND_FP4) {
+        ptx_load_shared_64(codes, row + l.dim / 2);
+    } else {
+        ptx_load_shared_128(codes, row + l.dim);
+    }
+    return kind & KIND_F32 ? ptx_load_shared_u32(scale) : ptx_load_shared_u8(scale);
+}
+
+/*
+ * Eight attended rows of one pool, four passes of two: nothing but loads, products and stores. Says no, having done
+ * nothing, if a code or a scale of any lane needs the product in float.
+ */
+template <int FP4, int F32>
+static __device__ __forceinline__ bool expand_easy(uint32_t kind, const expand_lane &l, uint32_t raw, uint32_t tile,
+                                                   uint32_t first)
+{
+    uint32_t codes[4][4], factor[4], nan = 0;
+    bool hard = false;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        uint32_t two = raw + i * RAW_TWO, row = two + l.token * RAW_SECOND;
+        uint32_t at = two + RAW_SCALES + l.token * 16 + (kind >> 8);
+        if (FP4) {
+            ptx_load_shared_64(codes[i], row + l.dim / 2);
+        } else {
+            ptx_load_shared_128(codes[i], row + l.dim);
+        }
+        factor[i] = F32 ? ptx_load_shared_u32(at) : ptx_load_shared_u8(at);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        if (FP4) { /* an e4m3 number as bf16, by 2^120 */
+            hard = hard || (factor[i] & 0x7F) == 0x7F;
+            factor[i] = (factor[i] & 0x80) << 8 | (factor[i] & 0x7F) << 4;
+            factor[i] = ptx_multiply_bf16x2(factor[i] | factor[i] << 16, 0x7B807B80u);
+        } else {
+            uint32_t exponent = F32 ? factor[i] >> 23 : factor[i];
+            hard = hard || exponent - 3 > 131 || (F32 && (factor[i] & 0x7FFFFF) != 0);
+            factor[i] = (exponent + 120) * 0x00800080u;
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                nan |= (codes[i][j] & 0x7F7F7F7Fu) + 0x01010101u;
+            }
+        }
+    }
+    hard = kind != 0 && (hard || (nan & 0x80808080u) != 0);
+    if (__any_sync(0xFFFFFFFFu, hard)) {
+        return false;
+    }
+    if (kind != 0) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            expand_16_easy(FP4, codes[i], factor[i], tile + chunk_offset(first + 2 * i + l.token, l.dim / 8));
+        }
+    }
+    return true;
+}
+
+/* Eight rows with anything in them; those from `count` on are not attended. */
+static __device__ __forceinline__ void expand_any(const fmlac_pool &pool, uint32_t kind, const expand_lane &l,
+                                                  uint32_t raw, uint32_t tile, uint32_t first, uint32_t count)
+{
+#pragma unroll 1
+    for (int i = 0; i < 4; i++) {
+        uint32_t token = first + 2 * i + l.token;
+        uint32_t to = tile + chunk_offset(token, l.dim / 8), codes[4] = {0, 0, 0, 0};
+        if (kind != 0 && token < count) {
+            uint32_t bits = load_codes(kind, l, raw + i * RAW_TWO, codes);
+            expand_16(pool, kind, codes, bits, to);
+        } else if (kind != 0) {
+            ptx_store_shared_128(to, codes);
+            ptx_store_shared_128(to ^ 16, codes);
+        }
+    }
+}
+
+/* A group of a tile at `tile`; `common`: of the pool's kind what is the same in all lanes; `kind`: the lane's. */
+static __device__ __forceinline__ void expand_group(const fmlac_pool &pool, const expand_lane &l, uint32_t common,
+                                                    uint32_t kind, uint32_t raw, uint32_t tile, uint32_t first,
+                                                    uint32_t count)
+{
+#pragma unroll 1
+    for (int row = 0; row < GROUP_ROWS; row += 8) {
+        uint32_t from = raw + row / 2 * RAW_TWO;
+        bool done = false;
+        if (first + row + 8 <= count) {
+            if (common == (KIND_E8M0 | KIND_USED)) {
+                done = expand_easy<0, 0>(kind, l, from, tile, first + row);
+            } else if (common == (KIND_F32 | KIND_USED)) {
+                done = expand_easy<0, 1>(kind, l, from, tile, first + row);
+            } else if (common == (KIND_FP4 | KIND_E4M3 | KIND_USED)) {
+                done = expand_easy<1, 0>(kind, l, from, tile, first + row);
+            }
+        }
+        if (!done) {
+            expand_any(pool, kind, l, from, tile, first + row, count);
+        }
+    }
+}
+
+/* An expanding warp: every EXPAND_WARPS-th group, counted over all pieces. */
+template <int BLOCKS>
+static __device__ __forceinline__ void expand(const fmlac_mqa &p, pair_plan<BLOCKS> *m, int warp, uint32_t rank)
+{
+    int lane = threadIdx.x % 32, group = warp; /* of the tile; beyond the last: of later ones */
+    uint32_t number = 0;                       /* of the tile, in all pieces */
+    expand_lane l;
+    l.dim = ((lane & 3) | lane >> 3 << 2) * 16;
+    l.token = lane >> 2 & 1;
+    l.kind = lane_kind(p.main.pool, l.dim, rank);
+    l.extra_kind = p.extra.kind == FMLAC_LIST_NONE ? 0 : lane_kind(p.extra.pool, l.dim, rank);
+    uint32_t kind = __shfl_sync(0xFFFFFFFFu, l.kind, 0) & 255,
+             extra_kind = __shfl_sync(0xFFFFFFFFu, l.extra_kind, 0) & 255;
+#pragma unroll 1
+    for (uint32_t i = 0;; i++) {
+        ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[i & 1]), use_parity(i));
+        const piece &c = m->pieces[i & 1];
+        if (!c.there) {
+            return;
+        }
+        bool there = __shfl_sync(0xFFFFFFFFu, c.begin < c.end, 0);
+#pragma unroll 1
+        while (there) {
+            ring_place stage = ring_at<STAGES>(number);
+            ptx_mbarrier_wait(ptx_shared_address(&m->empty[stage.at]), stage.use ^ 1);
+#pragma unroll 1
+            for (; group < TILE_GROUPS; group += EXPAND_WARPS) {
+                ring_place raw = ring_at<raw_ring<BLOCKS>::GROUPS>(number * TILE_GROUPS + group);
+                ptx_mbarrier_wait(ptx_shared_address(&m->raw_full[raw.at]), raw.use);
+                uint32_t note = __shfl_sync(0xFFFFFFFFu, m->raw_notes[raw.at], 0);
+                bool extra = (note & NOTE_EXTRA) != 0;
+                expand_group(extra ? p.extra.pool : p.main.pool, l, extra ? extra_kind : kind,
+                             extra ? l.extra_kind : l.kind, ptx_shared_address(m->raw[raw.at]),
+                             ptx_shared_address(m->k[stage.at]), group * GROUP_ROWS, note & NOTE_COUNT);
+                if (group == 0 && lane == 0) {
+                    m->stage_notes[stage.at] = note;
+                }
+                there = (note & NOTE_MORE) != 0;
+                ptx_fence_async_proxy();
+                __syncwarp();
+                if (lane == 0) {
+                    ptx_mbarrier_arrive(ptx_shared_address(&m->full[stage.at]));
+                    ptx_mbarrier_arrive(ptx_shared_address(&m->raw_empty[raw.at]));
+                }
+            }
+            group -= TILE_GROUPS;
+            number++;
+        }
+        __syncwarp();
+        if (lane == 0) {
+            ptx_mbarrier_arrive(ptx_shared_address(&m->piece_free[i & 1]));
+        }
+    }
+}
+
+#endif

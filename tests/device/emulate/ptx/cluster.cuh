@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: MIT */
+/* Double of src/cuda/ptx/cluster.cuh. */
+#ifndef FLASHMLA_PTX_CLUSTER_CUH
+#define FLASHMLA_PTX_CLUSTER_CUH
+
+#include "memory.cuh"
+
+uint32_t ptx_cluster_rank(void);
+uint32_t ptx_cluster_address(uint32_t address, uint32_t rank);
+void ptx_cluster_sync(void);
+void ptx_store_remote_128(uint32_t remote, const float x[4], uint32_t remote_barrier);
+
+#endif
