@@ -63,6 +63,8 @@ typedef struct pair_view {
     int group;   /* warpgroup */
 } pair_view;
 
+#define BARRIER_PAIR 3 /* + warpgroup: its 128 threads; a named barrier */
+
 #define PAIR_AT(member) (ptx_shared_address(ptx_shared()) + (uint32_t)offsetof(pair_plan<BLOCKS>, member))
 
 /* From an address of this block to the same one of the other. */
@@ -224,7 +226,7 @@ static __device__ __forceinline__ void pair_query(const fmlac_mqa &p, const fmla
     int thread = (int)ptx_thread() % 128, chunk = thread % 8;
     uint32_t rank = ptx_cluster_rank();
     uint32_t to = PAIR_AT(q) + group * HALF_BLOCKS * BLOCK_BYTES, to_rope = PAIR_AT(q_rope);
-    ptx_barrier_sync(BARRIER_GROUP + group, 128); /* the last piece's scores are done in all warps */
+    ptx_barrier_sync(BARRIER_PAIR + group, 128); /* the last piece's scores are done in all warps */
 #pragma unroll 1
     for (int at = thread / 8; at < 64; at += 16) {
         int row = group * 64 + at;
@@ -245,7 +247,7 @@ static __device__ __forceinline__ void pair_query(const fmlac_mqa &p, const fmla
     ptx_copy_async_commit();
     ptx_copy_async_wait<0>();
     ptx_fence_async_proxy();
-    ptx_barrier_sync(BARRIER_GROUP + group, 128);
+    ptx_barrier_sync(BARRIER_PAIR + group, 128);
 }
 
 /* Everything that a warpgroup does. */

@@ -112,7 +112,7 @@ template <int BLOCKS> static __device__ __forceinline__ void produce_rows(const 
     uint32_t chunk = chunk_offset(thread / 8, thread % 8);
     slot_uses uses = 0;
     if (warp == 0) { /* the scout */
-        walk_begin(p, &m->walk, thread % 32);
+        walk_begin(p, &m->walk, blockIdx.x, gridDim.x, thread % 32);
         scout_piece(p, m, 0);
     }
 #pragma unroll 1
