@@ -28,6 +28,7 @@ typedef struct fmlac_pool {
     uint8_t *data;
     int64_t num_pages;
     int64_t page_size;
+    int32_t page_shift; /* page_size = 1 << page_shift, or -1 */
     int64_t page_stride;
     int64_t token_stride;
     int64_t head_stride;
@@ -113,6 +114,17 @@ typedef struct fmlac_cut {
     float *partial_scalar; /* blocks * 2 * rows pairs (lse in base 2, maximum) */
 } fmlac_cut;
 
+/* The portable core: rows of Q and of tokens in shared memory, limits of its shapes. */
+#define FMLAC_MQA_PITCH    1168
+#define FMLAC_TILE_TOKENS  64
+#define FMLAC_TOKEN_GROUPS 4
+#define FMLAC_STAGES_MAX   5
+
+/* Its shared memory: byte offsets, Q at 0. See sm80/mqa_shared.cuh. */
+typedef struct fmlac_places {
+    int32_t tiles, raw, top, shrink, factor, seen, address, scale, mask, barriers, work, bytes;
+} fmlac_places;
+
 typedef struct fmlac_mqa {
     int64_t batch, s_q, num_tokens;
     int32_t h_q, h_kv, d_qk, d_v;
@@ -126,8 +138,9 @@ typedef struct fmlac_mqa {
     float empty_lse;
     float lse_factor;
     /* tiles */
-    int32_t row_bytes; /* of a row of Q or of a token in shared memory: 1024 or 1152 */
-    int32_t stages;    /* token tiles in flight; quantised formats: 1, and one raw tile */
+    int32_t row_bytes; /* of a row of Q or of a token: 1024 or 1152 */
+    int32_t stages;    /* token tiles in shared memory */
+    fmlac_places places;
     int32_t quantised;
     int32_t aligned;   /* 16-byte copies may read all pools */
     int32_t raw_pitch; /* the larger of the two pools' */

@@ -124,12 +124,12 @@ static __device__ __forceinline__ void spread_e2m1(uint32_t codes, uint32_t out[
     out[1] = __byte_perm(low, high, 0x7362) | (codes << 4 & 0x8000u) | (codes << 16 & 0x80000000u);
 }
 
-/* Eight elements j..j+7 of one group, the long way: any scale, any outer scale, NaN codes. Codes and scales in shared
- * memory, at 32-bit addresses. */
+/* Sixteen elements j..j+15 of one group, the long way: any scale, any outer scale, NaN codes. Codes and scales in
+ * shared memory, at 32-bit addresses. */
 static __device__ __noinline__ void expand_hard(int32_t element, float outer_scale, uint32_t codes, float scale,
                                                 int32_t j, uint32_t to)
 {
-    for (int32_t at = j; at < j + 8; at++, to += 2) {
+    for (int32_t at = j; at < j + 16; at++, to += 2) {
         float x;
         if (element == FMLAC_F4_E2M1) {
             x = float_of_e2m1(ptx_load_shared_u8(codes + (at >> 1)) >> ((at & 1) * 4));
@@ -140,55 +140,47 @@ static __device__ __noinline__ void expand_hard(int32_t element, float outer_sca
     }
 }
 
-/* What the fast decoder must know of a pool. */
-typedef struct fmlac_codes {
-    int32_t element, scale, group_shift, raw_scales;
-    float outer_scale;
-} fmlac_codes;
-
 /* The scale of a group, from a raw row in shared memory. */
-static __device__ __forceinline__ float shared_scale(const fmlac_codes &codes, uint32_t scales, int32_t group)
+static __device__ __forceinline__ float shared_scale(int32_t type, uint32_t scales, int32_t group)
 {
-    if (codes.scale == FMLAC_F32) {
+    if (type == FMLAC_F32) {
         return __uint_as_float(ptx_load_shared_u32(scales + group * 4));
     }
-    if (codes.scale == FMLAC_NONE) {
+    if (type == FMLAC_NONE) {
         return 1.0f;
     }
     uint32_t code = ptx_load_shared_u8(scales + group);
-    return codes.scale == FMLAC_F8_E8M0 ? float_of_e8m0(code) : float_of_e4m3(code);
+    return type == FMLAC_F8_E8M0 ? float_of_e8m0(code) : float_of_e4m3(code);
 }
 
-/* Eight elements j..j+7 (j a multiple of 8, all inside one group) of a raw row in shared memory, as bf16 to `to`. */
-static __device__ __forceinline__ void expand_8(const fmlac_codes &codes, uint32_t row, int32_t j, uint32_t to)
+/* Sixteen elements of one group as bf16; false: that takes the long way. */
+static __device__ __forceinline__ bool expand_sixteen(int32_t element, int32_t scale_type, float outer_scale,
+                                                      const uint32_t codes[4], float scale, uint32_t out[8])
 {
-    float scale = shared_scale(codes, row + codes.raw_scales, j >> codes.group_shift);
-    bool hard = codes.outer_scale != 1.0f;
-    bool half = codes.element == FMLAC_F4_E2M1;
-    uint32_t bytes[2], out[4];
+    bool hard = outer_scale != 1.0f, half = element == FMLAC_F4_E2M1;
     if (half) {
-        bytes[0] = ptx_load_shared_u32(row + j / 2);
-        spread_e2m1(bytes[0] & 0xFFFFu, out);
-        spread_e2m1(bytes[0] >> 16, out + 2);
-        hard = hard || codes.scale != FMLAC_F8_E4M3; /* an e4m3 scale is a bf16 number, its product with e2m1, too */
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            spread_e2m1(codes[i / 2] >> (16 * (i % 2)) & 0xFFFFu, out + 2 * i);
+        }
+        hard = hard || scale_type != FMLAC_F8_E4M3; /* an e4m3 scale is a bf16 number, its product with e2m1, too */
     } else {
-        ptx_load_shared_64(bytes, row + j);
-        spread_e4m3(bytes[0], out);
-        spread_e4m3(bytes[1], out + 2);
-        uint32_t nan = ((bytes[0] & 0x7F7F7F7Fu) + 0x01010101u) | ((bytes[1] & 0x7F7F7F7Fu) + 0x01010101u);
+        uint32_t nan = 0;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            spread_e4m3(codes[i], out + 2 * i);
+            nan |= (codes[i] & 0x7F7F7F7Fu) + 0x01010101u;
+        }
         hard = hard || (nan & 0x80808080u) != 0 || !scale_is_easy(scale);
-    }
-    if (hard) {
-        expand_hard(codes.element, codes.outer_scale, row, scale, j, to);
-        return;
     }
     /* e4m3 codes are 2^120 too small. */
     uint32_t factor = (__float_as_uint(scale) >> 16) + (half ? 0 : 120u << 7);
     factor |= factor << 16;
-    for (int i = 0; i < 4; i++) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
         out[i] = ptx_multiply_bf16x2(out[i], factor);
     }
-    ptx_store_shared_128(to, out);
+    return !hard;
 }
 
 #endif

@@ -29,13 +29,13 @@ static int32_t bytes_of_scale(int32_t scale)
 }
 
 /* log2 of a power of two, else -1. */
-static int32_t shift_of(int32_t x)
+static int32_t shift_of(int64_t x)
 {
     int32_t shift = 0;
-    while (shift < 30 && 1 << shift < x) {
+    while (shift < 30 && (int64_t)1 << shift < x) {
         shift++;
     }
-    return 1 << shift == x ? shift : -1;
+    return (int64_t)1 << shift == x ? shift : -1;
 }
 
 void fmlac_describe_pool(fmlac_pool *to, const fmlai_pool *from)
@@ -45,6 +45,7 @@ void fmlac_describe_pool(fmlac_pool *to, const fmlai_pool *from)
     to->data = from->data;
     to->num_pages = from->num_pages;
     to->page_size = from->page_size;
+    to->page_shift = shift_of(from->page_size);
     to->page_stride = from->page_stride;
     to->token_stride = from->token_stride;
     to->head_stride = from->head_stride;

@@ -9,33 +9,48 @@
 
 #define OUT_COLUMNS     512
 #define UNITS_MAX       16384 /* the plan kernel's: beyond it every unit is a block's own */
-#define STAGES_MAX      4
-#define PIECE_TOKENS    256 /* least length of a piece of a cut list */
-#define MANY_PIECES     8   /* of a unit on average: the combine kernel gives a row four times the threads */
-#define OVERHEAD_TOKENS 256 /* what beginning and ending a piece costs, in tokens */
+#define PIECE_TOKENS    256   /* least length of a piece of a cut list */
+#define MANY_PIECES     8     /* of a unit on average: the combine kernel gives a row four times the threads */
+#define OVERHEAD_TOKENS 256   /* what beginning and ending a piece costs, in tokens */
 
-extern void fmlak_mqa_bf16_16x32x4_sm80(void);
-extern void fmlak_mqa_bf16_32x16x4_sm80(void);
-extern void fmlak_mqa_bf16_32x32x8_sm80(void);
-extern void fmlak_mqa_bf16_64x32x8_sm80(void);
-extern void fmlak_mqa_bf16_64x64x8_sm80(void);
-extern void fmlak_mqa_f16_16x32x4_sm80(void);
-extern void fmlak_mqa_f16_32x16x4_sm80(void);
-extern void fmlak_mqa_f16_64x32x8_sm80(void);
+extern void fmlak_mqa_bf16_16x32_sm80(void);
+extern void fmlak_mqa_bf16_32x16_sm80(void);
+extern void fmlak_mqa_bf16_32x32_sm80(void);
+extern void fmlak_mqa_bf16_64x32_sm80(void);
+extern void fmlak_mqa_bf16_64x64_sm80(void);
+extern void fmlak_mqa_f16_16x32_sm80(void);
+extern void fmlak_mqa_f16_32x16_sm80(void);
+extern void fmlak_mqa_f16_32x32_sm80(void);
+extern void fmlak_mqa_f16_64x32_sm80(void);
+extern void fmlak_mqa_f16_64x64_sm80(void);
+extern void fmlak_mqa_codes_16x16_sm80(void);
+extern void fmlak_mqa_codes_32x16_sm80(void);
+extern void fmlak_mqa_codes_32x32_sm80(void);
+extern void fmlak_mqa_codes_64x16_sm80(void);
+extern void fmlak_mqa_codes_64x32_sm80(void);
 extern void fmlak_mqa_any_sm80(void);
 extern void fmlak_mqa_plan_sm80(void);
 extern void fmlak_mqa_combine_sm80(void);
 
-/* For each dtype in order of preference: the first that fits the shared memory and holds the rows, else the last. */
+#define KERNEL(name, dtype, rows, tokens, warps, kib)                                                                  \
+    {                                                                                                                  \
+        fmlak_mqa_##name##_##rows##x##tokens##_sm80, "fmlak_mqa_" #name "_" #rows "x" #tokens "_sm80", dtype, rows,    \
+            tokens, warps, kib, 0                                                                                      \
+    }
+
+/* In order of preference: the first that fits the shared memory and holds the rows, else the last. */
 static const fmlac_kernel kernels[] = {
-    {fmlak_mqa_bf16_16x32x4_sm80, "fmlak_mqa_bf16_16x32x4_sm80", FMLA_BF16, 16, 32, 4, 99, 0},
-    {fmlak_mqa_bf16_32x32x8_sm80, "fmlak_mqa_bf16_32x32x8_sm80", FMLA_BF16, 32, 32, 8, 163, 0},
-    {fmlak_mqa_bf16_64x64x8_sm80, "fmlak_mqa_bf16_64x64x8_sm80", FMLA_BF16, 64, 64, 8, 227, 0},
-    {fmlak_mqa_bf16_64x32x8_sm80, "fmlak_mqa_bf16_64x32x8_sm80", FMLA_BF16, 64, 32, 8, 163, 0},
-    {fmlak_mqa_bf16_32x16x4_sm80, "fmlak_mqa_bf16_32x16x4_sm80", FMLA_BF16, 32, 16, 4, 99, 0},
-    {fmlak_mqa_f16_16x32x4_sm80, "fmlak_mqa_f16_16x32x4_sm80", FMLA_F16, 16, 32, 4, 99, 0},
-    {fmlak_mqa_f16_64x32x8_sm80, "fmlak_mqa_f16_64x32x8_sm80", FMLA_F16, 64, 32, 8, 163, 0},
-    {fmlak_mqa_f16_32x16x4_sm80, "fmlak_mqa_f16_32x16x4_sm80", FMLA_F16, 32, 16, 4, 99, 0},
+    KERNEL(bf16, FMLA_BF16, 16, 32, 8, 99),   KERNEL(bf16, FMLA_BF16, 32, 32, 12, 163),
+    KERNEL(bf16, FMLA_BF16, 64, 64, 12, 227), KERNEL(bf16, FMLA_BF16, 64, 32, 12, 163),
+    KERNEL(bf16, FMLA_BF16, 32, 16, 10, 99),  KERNEL(f16, FMLA_F16, 16, 32, 8, 99),
+    KERNEL(f16, FMLA_F16, 32, 32, 12, 163),   KERNEL(f16, FMLA_F16, 64, 64, 12, 227),
+    KERNEL(f16, FMLA_F16, 64, 32, 12, 163),   KERNEL(f16, FMLA_F16, 32, 16, 10, 99),
+};
+
+static const fmlac_kernel code_kernels[] = {
+    KERNEL(codes, FMLA_BF16, 16, 16, 6, 99),   KERNEL(codes, FMLA_BF16, 32, 32, 12, 163),
+    KERNEL(codes, FMLA_BF16, 64, 32, 12, 227), KERNEL(codes, FMLA_BF16, 64, 16, 12, 163),
+    KERNEL(codes, FMLA_BF16, 32, 16, 12, 99),
 };
 
 static size_t round_up(size_t x, size_t unit)
@@ -59,32 +74,40 @@ static bool pool_tiles(const fmlac_list *list, int32_t q_dtype)
         return pool->element == q_dtype;
     }
     return q_dtype == FMLAC_BF16 && (pool->element == FMLAC_F8_E4M3 || pool->element == FMLAC_F4_E2M1) &&
-           pool->group_shift >= 3 && pool->quant_dims % 8 == 0 && pool->d_qk % 8 == 0 && pool->rope_offset % 8 == 0 &&
+           pool->group_shift >= 4 && pool->quant_dims % 16 == 0 && pool->quant_dims <= OUT_COLUMNS &&
+           pool->rope_dims % 16 == 0 && pool->rope_offset % 8 == 0 &&
            pool->d_qk == pool->quant_dims + pool->rope_dims &&
            (pool->scale != FMLAC_F32 || pool->scale_offset % 4 == 0);
 }
 
-/* Shared memory of a block, as mqa_shared_plan lays it out. */
-static size_t shared_bytes(const fmlac_kernel *k, const fmlac_mqa *p, int stages)
+/* Where a block's shared memory goes; see sm80/mqa_shared.cuh. Tiles come first, output rows take their place. */
+static fmlac_places places_of(const fmlac_kernel *k, const fmlac_mqa *p, int stages)
 {
-    int ring = p->quantised ? 2 : stages, groups = k->warps / (k->rows / 16);
-    size_t bytes = (size_t)k->rows * (size_t)p->row_bytes;
-    bytes += (size_t)(p->quantised ? 1 : stages) * (size_t)k->tokens * (size_t)p->row_bytes;
-    bytes += p->quantised ? (size_t)k->tokens * (size_t)p->raw_pitch : 0;
-    bytes += (size_t)k->rows * (size_t)(k->tokens * 2 + 16);
-    bytes += (size_t)(groups + 1) * (size_t)k->rows * 4;
-    bytes += (size_t)ring * (size_t)k->tokens * (p->quantised ? 16 : 8);
-    bytes += (size_t)ring * 8 + 128; /* masks, work */
-    return bytes;
+    const int ring = 2 * stages, row = FMLAC_MQA_PITCH, staged = k->rows * (OUT_COLUMNS + 8) * 4;
+    fmlac_places at = {.tiles = k->rows * row};
+    at.raw = at.tiles + stages * k->tokens * row;
+    at.top = at.raw + (p->quantised ? k->tokens * p->raw_pitch : 0);
+    at.top = at.top < staged ? staged : at.top;
+    at.shrink = at.top + 2 * FMLAC_TOKEN_GROUPS * k->rows * 4;
+    at.factor = at.shrink + stages * k->rows * 4;
+    at.seen = at.factor + k->rows * 4;
+    at.address = at.seen + k->rows * 4;
+    at.scale = at.address + ring * k->tokens * 8;
+    at.mask = at.scale + (p->quantised ? ring * k->tokens * 8 : 0);
+    at.barriers = at.mask + ring * 8;
+    at.work = at.barriers + (stages + 1) * 8;
+    at.bytes = at.work + 192; /* work and piece */
+    return at;
 }
 
 static const fmlac_kernel *choose(const fmlac_state *state, const fmlac_mqa *p, int64_t rows)
 {
     const fmlac_kernel *best = NULL;
-    for (size_t i = 0; i < sizeof kernels / sizeof kernels[0]; i++) {
-        const fmlac_kernel *k = &kernels[i];
+    const fmlac_kernel *table = p->quantised ? code_kernels : kernels;
+    size_t count = p->quantised ? sizeof code_kernels / sizeof *table : sizeof kernels / sizeof *table;
+    for (const fmlac_kernel *k = table; k < table + count; k++) {
         if ((int)k->dtype != p->q.dtype || k->shared_kib * 1024 > state->shared_block ||
-            shared_bytes(k, p, 2) > (size_t)state->shared_block) {
+            places_of(k, p, 2).bytes > state->shared_block) {
             continue;
         }
         if (!best || (best->rows < rows && k->rows > best->rows)) {
@@ -144,23 +167,17 @@ static decision decide(const fmlac_state *state, const fmlai_mqa *from, fmlac_mq
     }
     p->tile_rows = d.kernel->rows;
     p->tile_tokens = d.kernel->tokens;
-    p->stages = STAGES_MAX;
-    /* Two small blocks on a multiprocessor hide each other's waits better than more stages in one. */
-    size_t limit = (size_t)state->shared_block, shared_half = (size_t)state->shared_processor / 2 - 1024;
-    if (d.kernel->warps <= 4 && shared_bytes(d.kernel, p, 2) <= shared_half && shared_half < limit) {
-        limit = shared_half;
-    }
-    while (p->stages > 2 && shared_bytes(d.kernel, p, p->stages) > limit) {
+    /* Two small blocks on a multiprocessor hide each other's beginnings and ends. */
+    int limit = state->shared_block, half = state->shared_processor / 2 - 1024;
+    bool two = d.kernel->rows == 16 && places_of(d.kernel, p, 2).bytes <= half;
+    limit = two && half < limit ? half : limit;
+    p->stages = FMLAC_STAGES_MAX;
+    while (p->stages > 2 && places_of(d.kernel, p, p->stages).bytes > limit) {
         p->stages--;
     }
-    d.shared = shared_bytes(d.kernel, p, p->stages);
-    size_t staged = (size_t)(d.kernel->rows >= 32 ? d.kernel->rows / 2 : 16) * (OUT_COLUMNS + 8) * 4;
-    if (d.shared < staged) { /* rows go out through shared memory */
-        d.shared = staged;
-    }
-    int64_t together = (int64_t)state->shared_processor / (int64_t)(d.shared + 1024);
-    int64_t registers = d.kernel->warps == 4 ? 2 : 1;
-    d.slots = state->processors * (together < 1 ? 1 : together < registers ? together : registers);
+    p->places = places_of(d.kernel, p, p->stages);
+    d.shared = (size_t)p->places.bytes;
+    d.slots = state->processors * (two ? 2 : 1);
     d.may_cut = !from->batch_invariant && !from->fused.enabled;
     return d;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * mbarrier.cuh: barriers in shared memory that count arrivals and bytes of asynchronous copies (sm_90). A barrier's
- * phases are numbered 0, 1, ...; waiting for parity x returns when the phase of that parity is complete: on a fresh
- * barrier parity 1 is already so.
+ * mbarrier.cuh: barriers in shared memory that count arrivals (sm_80) and bytes of asynchronous copies (sm_90). A
+ * barrier's phases are numbered 0, 1, ...; waiting for parity x returns when the phase of that parity is complete: on a
+ * fresh barrier parity 1 is already so.
  */
 #ifndef FLASHMLA_PTX_MBARRIER_CUH
 #define FLASHMLA_PTX_MBARRIER_CUH
@@ -43,10 +43,17 @@ PTX_INLINE void ptx_mbarrier_arrive_copies(uint32_t barrier)
 PTX_INLINE bool ptx_mbarrier_try(uint32_t barrier, uint32_t parity)
 {
     uint32_t done;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.b32 %0, 1, 0, p;}"
                  : "=r"(done)
                  : "r"(barrier), "r"(parity)
                  : "memory");
+#else
+    asm volatile("{.reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.b32 %0, 1, 0, p;}"
+                 : "=r"(done)
+                 : "r"(barrier), "r"(parity)
+                 : "memory");
+#endif
     return done != 0;
 }
 

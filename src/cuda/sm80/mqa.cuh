@@ -4,24 +4,27 @@
  * decode, sparse decode, sparse prefill and the fused operations; what differs is data: the list, the format, the query
  * prologue and the output epilogue.
  *
- * Block: ROWS rows (query token, head) that share a list and a KV head; TOKENS tokens a step; WARPS warps, no roles.
+ * Block: ROWS rows (query token, head) that share a list and a KV head; tiles of TOKENS tokens lie in `slots` slots of
+ * shared memory. Two kinds of warps, each a loop over the same tiles:
  *
- *   scores   warp (rg, tg): 16 rows x TOKENS / TG tokens, Q and K by ldmatrix from shared memory
- *   softmax  base 2; the row maximum is exchanged through `red`, weights go to `weights` (16 bit), the row's shrink
- *            factor to `alpha`; the row sum stays in registers until the end
- *   values   warp (rv, cg): 16 * MV rows x 512 / CG columns of the output, V = the first columns of the K tile (.trans)
+ *   scoring warps  (first QW)  16 * QM rows x TOKENS / TG tokens of Q K^T each; softmax in base 2; the weights go where
+ *                  the tile's last dims were: those from 512 on, which are not values
+ *   summing warps  (other PW)  16 * MV rows x 512 / CG columns of the output each, in registers for a whole piece
  *
- * Shared memory (layout in mqa_shared): Q [ROWS][row_bytes] | token tiles [stages][TOKENS][row_bytes] | raw bytes of
- * one tile (quantised formats) | weights [ROWS][TOKENS] | red [TG][ROWS] | alpha [ROWS] | addresses of tokens
- * [ring][TOKENS] | masks [ring] | the piece's work. Rows of Q and of tiles are swizzled: 16-byte chunk c of row r lies
- * at c ^ (r & 7) within its 128 bytes.
+ * so that scores of tile i + 1 are taken while values of tile i are summed: the tensor cores have both to choose from.
  *
- * One step i (ring = stages, or 2 for quantised formats):
- *   wait for tile i; BARRIER (tile i is there, everybody is done with step i - 1)
- *   quantised: expand the raw bytes into the tile; BARRIER
- *   start copying tile i + ring - 1
- *   scores; BARRIER (maxima); weights; rows that see part of the tile: clean V; BARRIER (weights); values
- *   warp 0: addresses of tile i + ring go where tile i's were; fetch the list entries after them
+ * Tile i, in slot i % slots:
+ *   plain formats: the summing warps copy it (cp.async) as soon as all of them are done with tile i - slots; mbarrier
+ *                  full[slot]
+ *   quantised:     the scoring warps copy raw bytes one tile ahead (each warp its own tokens, so nobody else waits for
+ *                  them), and expand them into the slot when FREE[slot] says that tile i - slots has been summed
+ *   scores, then BARRIER_SCORES: maxima are exchanged, and no scoring warp reads the tile any more
+ *   weights, factors by which output rows shrink; READY[slot]
+ *   values
+ * Scoring warp 0 also turns list entries into addresses, `slots` tiles ahead.
+ *
+ * The reference that a row's weights are relative to moves only when the maximum outgrows it by 2^8: so outputs are
+ * seldom rescaled, and the last division makes up for it.
  *
  * A token that is not attended has address 0: its tile row is zeros and its score -infinity. A row that sees fewer
  * tokens than its neighbours has weight 0 for the others; so that 0 * NaN cannot happen, values that are not finite are
@@ -30,341 +33,456 @@
 #ifndef FLASHMLA_CUDA_SM80_MQA_CUH
 #define FLASHMLA_CUDA_SM80_MQA_CUH
 
+#include "mqa_products.cuh"
 #include "mqa_rows.cuh"
 #include "mqa_tokens.cuh"
 #include "ptx/grid.cuh"
 
-/* ---- scores and softmax ---------------------------------------------------------------------------------------- */
+#define LAZY 8.0f /* log2 of how far a maximum may outgrow its reference */
 
-/* What a thread knows of its two rows (g and g + 8 of its 16). */
-typedef struct softmax_rows {
-    float scale[2];  /* logits in base 2 = score * scale */
-    int32_t seen[2]; /* tokens that the row sees */
-    float max[2];    /* so far, -infinity before the first token */
-    float sum[2];    /* of this thread's columns */
-} softmax_rows;
+#define PARITY_OF_Q 31
 
-/* Tokens that rows see: PAGED lists only; rows beyond the last see what all see. */
-static __device__ __forceinline__ int32_t row_seen(const fmlac_mqa &p, const fmlac_work &w, int64_t row)
+/* ---- scoring warps --------------------------------------------------------------------------------------------- */
+
+/* What a thread knows of its rows: g and g + 8 of every 16. */
+template <class S> struct score_rows {
+    float max[S::QM][2];  /* so far, -infinity before the first token */
+    float base[S::QM][2]; /* the reference */
+    float sum[S::QM][2];  /* of this thread's columns */
+    int all_see;          /* the least that any row of the block sees */
+};
+
+/* How many tokens of the piece each row sees, INT32_MAX: all that are attended. */
+template <class S>
+static __device__ __forceinline__ void count_seen(const fmlac_mqa &p, const mqa_shared &s, const mqa_piece &piece)
 {
-    if (p.main.kind != FMLAC_LIST_PAGED || row >= w.rows) {
-        return INT32_MAX;
+    const fmlac_work &w = *s.work;
+    for (int row = threadIdx.x; row < S::ROWS; row += S::QW * 32) {
+        s.seen[row] = INT32_MAX;
+        if (p.main.kind == FMLAC_LIST_PAGED && row < w.rows) {
+            int64_t j = quotient(w.row0 + row, w.group);
+            int64_t seen = paged_count(&p, w.request, w.first + j, j, w.queries);
+            if (seen < w.main_count) {
+                s.seen[row] = (int)clamped(seen - piece.begin * S::TOKENS, 0, (int64_t)piece.count * S::TOKENS);
+            }
+        }
     }
-    int64_t j = quotient(w.row0 + row, w.group);
-    return (int32_t)paged_count(&p, w.request, w.first + j, j, w.queries);
 }
 
-/* ---- values ---------------------------------------------------------------------------------------------------- */
+template <class S> static __device__ __forceinline__ void begin_rows(const mqa_shared &s, score_rows<S> &rows)
+{
+    int all_see = INT32_MAX;
+    for (int row = threadIdx.x % 32; row < S::ROWS; row += 32) {
+        all_see = s.seen[row] < all_see ? s.seen[row] : all_see;
+    }
+    for (int step = 16; step > 0; step /= 2) {
+        int other = __shfl_xor_sync(0xFFFFFFFFu, all_see, step);
+        all_see = other < all_see ? other : all_see;
+    }
+    rows.all_see = all_see;
+#pragma unroll
+    for (int i = 0; i < 2 * S::QM; i++) {
+        rows.max[i / 2][i % 2] = rows.base[i / 2][i % 2] = -FMLAC_INFINITY;
+        rows.sum[i / 2][i % 2] = 0.0f;
+    }
+}
 
-template <int TOKENS, int MV, int NV, int PITCH, int F16>
-static __device__ __forceinline__ void values(float out[MV][NV][4], uint32_t weights, uint32_t tile, uint32_t row_bytes,
-                                              int row0, int column0)
+/* Scores to logits in base 2; those that are not attended to -infinity. */
+template <class S>
+static __device__ __forceinline__ void mask_scores(const fmlac_mqa &p, const mqa_shared &s, float acc[S::QM][S::NT][4],
+                                                   const score_rows<S> &rows, uint32_t mask, int row0, int token0)
+{
+    const uint32_t all = S::NT == 4 ? 0xFFFFFFFFu : (1u << (S::NT % 4 * 8)) - 1;
+    bool whole = (mask & all) == all && token0 + S::NT * 8 <= rows.all_see;
+#pragma unroll
+    for (int i = 0; i < 2 * S::QM; i++) {
+        int m = i / 2, h = i % 2, row = row0 + m * 16 + threadIdx.x % 32 / 4 + h * 8;
+        float scale = p.scale * LOG2_E * (p.fused.enabled ? s.factor[row] : 1.0f);
+#pragma unroll
+        for (int n = 0; n < S::NT; n++) {
+            acc[m][n][2 * h] *= scale;
+            acc[m][n][2 * h + 1] *= scale;
+        }
+    }
+    if (whole) {
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 2 * S::QM; i++) {
+        int m = i / 2, h = i % 2, seen = s.seen[row0 + m * 16 + threadIdx.x % 32 / 4 + h * 8];
+#pragma unroll
+        for (int j = 0; j < 2 * S::NT; j++) {
+            int column = j / 2 * 8 + threadIdx.x % 4 * 2 + j % 2;
+            bool attended = (mask >> column & 1) != 0 && token0 + column < seen;
+            acc[m][j / 2][2 * h + j % 2] = attended ? acc[m][j / 2][2 * h + j % 2] : -FMLAC_INFINITY;
+        }
+    }
+}
+
+/* Row maxima of a step over all scoring warps: to rows.max. After it nobody reads the tile's scores any more. */
+template <class S>
+static __device__ __forceinline__ void exchange_maxima(const float acc[S::QM][S::NT][4], score_rows<S> &rows,
+                                                       float *top, int row0, int tg)
 {
     int lane = threadIdx.x % 32;
-    uint32_t w_at = weights + (row0 + lane % 16) * PITCH + (lane / 16) * 16;
-    uint32_t v_at = tile + (lane % 16) * row_bytes + column0 * 2; /* column0: a multiple of 64 */
-    uint32_t v_chunk = ((lane / 16) ^ (lane & 7)) << 4;
-#pragma unroll 1
-    for (int k = 0; k < TOKENS / 16; k++) {
-        uint32_t a[MV][4];
 #pragma unroll
-        for (int m = 0; m < MV; m++) {
-            ptx_ldmatrix_x4(a[m], w_at + m * 16 * PITCH + k * 32);
+    for (int i = 0; i < 2 * S::QM; i++) {
+        int m = i / 2, h = i % 2;
+        float max = acc[m][0][2 * h];
+#pragma unroll
+        for (int n = 0; n < S::NT; n++) {
+            max = fmaxf(max, fmaxf(acc[m][n][2 * h], acc[m][n][2 * h + 1]));
         }
+        max = fmaxf(max, __shfl_xor_sync(0xFFFFFFFFu, max, 1));
+        max = fmaxf(max, __shfl_xor_sync(0xFFFFFFFFu, max, 2));
+        rows.max[m][h] = fmaxf(rows.max[m][h], max);
+        if (S::TG > 1 && lane % 4 == 0) {
+            top[tg * S::ROWS + row0 + m * 16 + lane / 4 + 8 * h] = max;
+        }
+    }
+    ptx_barrier_sync(BARRIER_SCORES, S::QW * 32);
 #pragma unroll
-        for (int n = 0; n < NV; n += 2) {
-            uint32_t b[4];
-            ptx_ldmatrix_x4_trans(b, v_at + k * 16 * row_bytes + (n / 8) * 128 + (v_chunk ^ ((n % 8) * 16)));
+    for (int i = 0; S::TG > 1 && i < 2 * S::QM; i++) {
 #pragma unroll
-            for (int m = 0; m < MV; m++) {
-                multiply<F16>(out[m][n], a[m], b[0], b[1]);
-                multiply<F16>(out[m][n + 1], a[m], b[2], b[3]);
-            }
+        for (int other = 0; other < S::TG; other++) {
+            float max = top[other * S::ROWS + row0 + i / 2 * 16 + lane / 4 + i % 2 * 8];
+            rows.max[i / 2][i % 2] = fmaxf(rows.max[i / 2][i % 2], max);
         }
     }
 }
 
-/* ---- one piece of work ----------------------------------------------------------------------------------------- */
-
-template <int TOKENS, int WARPS>
-static __device__ __forceinline__ void start_copy(const fmlac_mqa &p, const mqa_shared &s, int slot, bool inside)
+/* Logits to weights in shared memory, and what output rows shrink by. */
+template <class S>
+static __device__ __forceinline__ void write_weights(const float acc[S::QM][S::NT][4], score_rows<S> &rows,
+                                                     float *shrink, uint32_t tile, int row0, int tg)
 {
-    /* Tiles of a paged list are copied even if no page of theirs is valid: their rows must become zeros. */
-    bool there = inside && (p.main.kind == FMLAC_LIST_PAGED || s.mask[slot * 2] != 0);
-    if (there && p.quantised) {
-        copy_raw<TOKENS, WARPS>(p, s, slot);
-    } else if (there) {
-        copy_plain<TOKENS, WARPS>(p, s, slot, s.tiles + slot * s.tile_bytes);
-    }
-    ptx_copy_async_commit();
-}
-
-static __device__ __forceinline__ void wait_copies(int ring)
-{
-    if (ring <= 2) {
-        ptx_copy_async_wait<0>();
-    } else if (ring == 3) {
-        ptx_copy_async_wait<1>();
-    } else {
-        ptx_copy_async_wait<2>();
-    }
-}
-
-/* Scores to weights: masks, maxima, exponentials. Ends with the weights in shared memory, not yet visible to all. */
-template <int ROWS, int TOKENS, int WARPS, int F16>
-static __device__ __forceinline__ void softmax_step(float acc[][4], softmax_rows &rows, const mqa_shared &s, int slot,
-                                                    int64_t tile, int row0, int tg)
-{
-    MQA_SHAPE;
-    int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
-    int token0 = tg * (TOKENS / TG);
-    uint32_t mask = s.mask[slot * 2 + token0 / 32] >> (token0 % 32);
-    float top[2] = {-FMLAC_INFINITY, -FMLAC_INFINITY};
-    int limit[2];
-    for (int h = 0; h < 2; h++) {
-        limit[h] = (int)clamped(rows.seen[h] - tile * TOKENS - token0, 0, TOKENS);
-    }
+    int lane = threadIdx.x % 32, q = lane % 4;
 #pragma unroll
-    for (int n = 0; n < NT; n++) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            int column = n * 8 + 2 * q + i % 2;
-            bool attended = (mask >> column & 1) != 0 && column < limit[i / 2];
-            acc[n][i] = attended ? acc[n][i] * rows.scale[i / 2] : -FMLAC_INFINITY;
-            top[i / 2] = fmaxf(top[i / 2], acc[n][i]);
-        }
-    }
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        top[h] = fmaxf(top[h], __shfl_xor_sync(0xFFFFFFFFu, top[h], 1));
-        top[h] = fmaxf(top[h], __shfl_xor_sync(0xFFFFFFFFu, top[h], 2));
-        if (q == 0) {
-            s.red[tg * ROWS + row0 + g + 8 * h] = top[h];
-        }
-    }
-    __syncthreads();
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        int row = row0 + g + 8 * h;
-        float max = rows.max[h];
-#pragma unroll
-        for (int i = 0; i < TG; i++) {
-            max = fmaxf(max, s.red[i * ROWS + row]);
-        }
-        float reference = max == -FMLAC_INFINITY ? 0.0f : max; /* nothing attended yet */
-        float alpha = ptx_exp2(rows.max[h] - reference);
-        rows.max[h] = max;
-        rows.sum[h] *= alpha;
+    for (int i = 0; i < 2 * S::QM; i++) {
+        int m = i / 2, h = i % 2, row = row0 + m * 16 + lane / 4 + 8 * h;
+        float before = rows.base[m][h];
+        float base = rows.max[m][h] > before + LAZY ? rows.max[m][h] : before;
+        float reference = base == -FMLAC_INFINITY ? 0.0f : base; /* nothing attended yet */
+        float alpha = base == before ? 1.0f : ptx_exp2(before - reference);
+        float sum = 0.0f;
+        rows.base[m][h] = base;
         if (tg == 0 && q == 0) {
-            s.alpha[row] = alpha;
+            shrink[row] = alpha;
         }
+        uint32_t to = weights_of<S>(tile, row) + (tg * S::NT * 8 + 2 * q) * 2;
 #pragma unroll
-        for (int n = 0; n < NT; n++) {
-            float low = ptx_exp2(acc[n][2 * h] - reference), high = ptx_exp2(acc[n][2 * h + 1] - reference);
-            rows.sum[h] += low + high;
-            ptx_store_shared_u32(s.weights + row * WEIGHT_PITCH + (token0 + n * 8 + 2 * q) * 2, pack<F16>(low, high));
+        for (int n = 0; n < S::NT; n++) {
+            float low = ptx_exp2(acc[m][n][2 * h] - reference), high = ptx_exp2(acc[m][n][2 * h + 1] - reference);
+            sum += low + high;
+            ptx_store_shared_u32(to + n * 16, pack<S::F16>(low, high));
+        }
+        rows.sum[m][h] = rows.sum[m][h] * alpha + sum;
+    }
+}
+
+/* lse, maxima and the factors of output rows. `top`: not in use by a step. */
+template <class S>
+static __device__ __forceinline__ void finish_rows(const fmlac_mqa &p, const mqa_shared &s, const mqa_piece &piece,
+                                                   score_rows<S> &rows, float *top, int row0, int tg)
+{
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < 2 * S::QM; i++) {
+        float sum = rows.sum[i / 2][i % 2];
+        sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
+        sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
+        rows.sum[i / 2][i % 2] = sum;
+        if (S::TG > 1 && lane % 4 == 0) {
+            top[tg * S::ROWS + row0 + i / 2 * 16 + lane / 4 + i % 2 * 8] = sum;
+        }
+    }
+    ptx_barrier_sync(BARRIER_SCORES, S::QW * 32);
+    if (tg != 0 || lane % 4 != 0) {
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 2 * S::QM; i++) {
+        int row = row0 + i / 2 * 16 + lane / 4 + i % 2 * 8;
+        float sum = rows.sum[i / 2][i % 2];
+        for (int other = 1; other < S::TG; other++) {
+            sum += top[other * S::ROWS + row];
+        }
+        float *scalars = piece.place < 0 ? nullptr : p.cut.partial_scalar + (piece.place * S::ROWS + row) * 2;
+        s.factor[row] = finish_row(p, *s.work, row, rows.base[i / 2][i % 2], rows.max[i / 2][i % 2], sum, scalars);
+    }
+}
+
+/* Quantised tokens: tile i arrives in its slot, the raw bytes of the next one set out. */
+template <class S>
+static __device__ __forceinline__ void bring_codes(const fmlac_mqa &p, const mqa_shared &s, int i, int count, int slot,
+                                                   int at, uint32_t tile)
+{
+    if (i >= s.slots) {
+        ptx_barrier_sync(BARRIER_FREE + slot, S::THREADS);
+    }
+    ptx_copy_async_wait<0>();
+    __syncwarp();
+    expand_raw<S>(p, s, at, tile);
+    __syncwarp();
+    if (tile_exists(p, s, i + 1 < count, after(at, s.ring))) {
+        copy_raw<S>(p, s, after(at, s.ring));
+    }
+    ptx_barrier_sync(BARRIER_SCORES, S::QW * 32);
+}
+
+template <class S>
+static __device__ __forceinline__ void scoring_warp(const fmlac_mqa &p, const mqa_shared &s, const mqa_piece &piece,
+                                                    list_scan<S::TOKENS> &scan)
+{
+    int warp = threadIdx.x / 32, slot = 0, at = 0, ahead = s.slots, i;
+    int row0 = warp / S::TG * 16 * S::QM, tg = warp % S::TG, token0 = tg * S::NT * 8;
+    uint32_t parity = s.piece->parity;
+    score_rows<S> rows;
+    begin_rows<S>(s, rows);
+    if (piece.count > 0) {
+        if (S::CODES && tile_exists(p, s, true, 0)) {
+            copy_raw<S>(p, s, 0);
+        }
+        ptx_mbarrier_wait(s.full + s.slots * 8, parity >> PARITY_OF_Q);
+        parity ^= 1u << PARITY_OF_Q;
+    }
+#pragma unroll 1
+    for (i = 0; tile_exists(p, s, i < piece.count, at); i++) {
+        uint32_t tile = s.tiles + slot * (S::TOKENS * PITCH);
+        float *top = s.top + (i & 1) * (S::TG * S::ROWS);
+        float acc[S::QM][S::NT][4];
+        if (S::CODES) {
+            bring_codes<S>(p, s, i, piece.count, slot, at, tile);
+        } else {
+            ptx_mbarrier_wait(s.full + slot * 8, parity >> slot & 1);
+            parity ^= 1u << slot;
+        }
+        if (warp == 0) {
+            scan.at = s.piece->scan_at;
+            scan.end = s.piece->scan_end;
+            next_tile(p, *s.work, s, ahead, scan);
+            s.piece->scan_at = scan.at;
+        }
+        scores<S>(acc, s.q, tile, p.row_bytes / 128, row0, token0);
+        uint32_t mask = ((volatile uint32_t *)s.mask)[at * 2 + token0 / 32] >> (token0 % 32);
+        mask_scores<S>(p, s, acc, rows, mask, row0, i * S::TOKENS + token0);
+        exchange_maxima<S>(acc, rows, top, row0, tg);
+        write_weights<S>(acc, rows, s.shrink + slot * S::ROWS, tile, row0, tg);
+        if (rows.all_see < (i + 1) * S::TOKENS) {
+            clean_values<S>(tile, (int)clamped(rows.all_see - i * S::TOKENS, 0, S::TOKENS));
+        }
+        ptx_barrier_arrive(BARRIER_READY + slot, S::THREADS);
+        slot = after(slot, s.slots);
+        at = after(at, s.ring);
+        ahead = after(ahead, s.ring);
+    }
+    finish_rows<S>(p, s, piece, rows, s.top + (i & 1) * (S::TG * S::ROWS), row0, tg);
+    ptx_barrier_sync(BARRIER_END, S::THREADS);
+    if (threadIdx.x == 0) {
+        s.piece->parity = parity;
+    }
+}
+
+/* ---- summing warps --------------------------------------------------------------------------------------------- */
+
+/* Rows shrink where a reference moved. */
+template <class S>
+static __device__ __forceinline__ void shrink_rows(float out[S::MV][S::NV][4], const float *shrink, int row0)
+{
+    int g = threadIdx.x % 32 / 4;
+#pragma unroll
+    for (int m = 0; m < S::MV; m++) {
+        float low = shrink[row0 + m * 16 + g], high = shrink[row0 + m * 16 + g + 8];
+        if (__any_sync(0xFFFFFFFFu, low != 1.0f || high != 1.0f)) {
+#pragma unroll
+            for (int n = 0; n < S::NV; n++) {
+                out[m][n][0] *= low;
+                out[m][n][1] *= low;
+                out[m][n][2] *= high;
+                out[m][n][3] *= high;
+            }
         }
     }
 }
 
-/* One row tile against tiles [begin, end) of its list; `place`: -1, or where the partial result goes. */
-template <int ROWS, int TOKENS, int WARPS, int F16>
-static __device__ __forceinline__ void mqa_piece(const fmlac_mqa &p, const mqa_shared &s, int64_t begin, int64_t end,
-                                                 int64_t place)
+/* Rows go out through shared memory, where Q and tiles were. */
+template <class S>
+static __device__ __forceinline__ void stage_rows(const float out[S::MV][S::NV][4], const mqa_shared &s, int row0,
+                                                  int column0)
 {
-    MQA_SHAPE;
-    const fmlac_work &w = *s.work;
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4;
-    int row0 = warp / TG * 16, tg = warp % TG;                        /* scores */
-    int out_row0 = warp / CG * 16 * MV, column0 = warp % CG * NV * 8; /* values */
-    float out[MV][NV][4];
-#pragma unroll
-    for (int m = 0; m < MV; m++) {
-#pragma unroll
-        for (int n = 0; n < NV; n++) {
-            out[m][n][0] = out[m][n][1] = out[m][n][2] = out[m][n][3] = 0.0f;
-        }
-    }
-    softmax_rows rows;
-    for (int h = 0; h < 2; h++) {
-        rows.scale[h] = p.scale * LOG2_E;
-        rows.seen[h] = row_seen(p, w, row0 + g + 8 * h);
-        rows.max[h] = -FMLAC_INFINITY;
-        rows.sum[h] = 0.0f;
-    }
-
-    if (begin < end) {
-        /* The fewest tokens that a row sees. */
-        int32_t all_see = INT32_MAX;
-        for (int r = lane; p.main.kind == FMLAC_LIST_PAGED && r < ROWS; r += 32) {
-            int32_t seen = row_seen(p, w, r);
-            all_see = seen < all_see ? seen : all_see;
-        }
-        for (int step = 16; step > 0; step /= 2) {
-            int32_t other = __shfl_xor_sync(0xFFFFFFFFu, all_see, step);
-            all_see = other < all_see ? other : all_see;
-        }
-        list_scan<TOKENS> scan;
-        int64_t count = w.main_count + w.extra_count;
-        scan.at = begin * TOKENS;
-        scan.end = end * TOKENS < count ? end * TOKENS : count;
-        if (warp == 0) {
-            fetch_entries(p, w, scan);
-            for (int i = 0; i < s.ring; i++) {
-                next_tile(p, w, s, i, scan);
-            }
-        }
-        if (p.fused.enabled) {
-            load_q_fused<ROWS, WARPS>(p, w, s);
-        } else {
-            load_q<ROWS, WARPS>(p, w, s);
-        }
-        __syncthreads();
-        if (p.fused.enabled) {
-            rows.scale[0] *= s.alpha[row0 + g];
-            rows.scale[1] *= s.alpha[row0 + g + 8];
-        }
-        for (int i = 0; i + 1 < s.ring; i++) {
-            start_copy<TOKENS, WARPS>(p, s, i, begin + i < end);
-        }
-        bool paged = p.main.kind == FMLAC_LIST_PAGED;
-        int slot = 0;
-#pragma unroll 1
-        for (int64_t tile = begin; tile < end; tile++) {
-            uint32_t keys = p.quantised ? s.tiles : s.tiles + slot * s.tile_bytes;
-            wait_copies(s.ring);
-            __syncthreads();
-            if (!paged && s.mask[slot * 2] == 0) {
-                break; /* the list has no more tokens */
-            }
-            if (p.quantised) {
-                expand_raw<TOKENS, WARPS>(p, s, slot);
-                __syncthreads();
-            }
-            start_copy<TOKENS, WARPS>(p, s, slot == 0 ? s.ring - 1 : slot - 1, tile + s.ring - 1 < end);
-
-            float acc[NT][4];
-            scores<NT, F16>(acc, s.q, keys, p.row_bytes, row0, tg * (TOKENS / TG));
-            softmax_step<ROWS, TOKENS, WARPS, F16>(acc, rows, s, slot, tile, row0, tg);
-            if (all_see < w.main_count && all_see < (tile + 1) * TOKENS) {
-                int first = (int)clamped(all_see - tile * TOKENS, 0, TOKENS);
-                clean_rows<TOKENS, THREADS>(keys, p.row_bytes, first, F16 ? 0x7C00u : 0x7F80u);
-            }
-            __syncthreads();
-#pragma unroll
-            for (int m = 0; m < MV; m++) {
-                float low = s.alpha[out_row0 + m * 16 + g], high = s.alpha[out_row0 + m * 16 + g + 8];
-                if (__any_sync(0xFFFFFFFFu, low != 1.0f || high != 1.0f)) {
-#pragma unroll
-                    for (int n = 0; n < NV; n++) {
-                        out[m][n][0] *= low;
-                        out[m][n][1] *= low;
-                        out[m][n][2] *= high;
-                        out[m][n][3] *= high;
-                    }
-                }
-            }
-            values<TOKENS, MV, NV, WEIGHT_PITCH, F16>(out, s.weights, keys, p.row_bytes, out_row0, column0);
-            if (warp == 0) {
-                next_tile(p, w, s, slot, scan);
-            }
-            slot = slot + 1 == s.ring ? 0 : slot + 1;
-        }
-        ptx_copy_async_wait<0>();
-    }
-
-    /* Sums of a row: over the quad, then over the token groups. */
-    __syncthreads();
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        rows.sum[h] += __shfl_xor_sync(0xFFFFFFFFu, rows.sum[h], 1);
-        rows.sum[h] += __shfl_xor_sync(0xFFFFFFFFu, rows.sum[h], 2);
-        if (lane % 4 == 0) {
-            s.red[tg * ROWS + row0 + g + 8 * h] = rows.sum[h];
-        }
-    }
-    __syncthreads();
-    float *partial = place < 0 ? nullptr : p.cut.partial + place * ROWS * OUT_COLUMNS;
-    if (tg == 0 && lane % 4 == 0) {
-        for (int h = 0; h < 2; h++) {
-            int row = row0 + g + 8 * h;
-            float sum = 0.0f;
-            for (int i = 0; i < TG; i++) {
-                sum += s.red[i * ROWS + row];
-            }
-            float *scalars = place < 0 ? nullptr : p.cut.partial_scalar + (place * ROWS + row) * 2;
-            s.alpha[row] = finish_row(p, w, row, rows.max[h], sum, scalars);
-        }
-    }
-    /* Rows go out through shared memory, where Q and tiles were: 16 rows of every row group at a time. */
+    int lane = threadIdx.x % 32, g = lane / 4;
     float *staged = (float *)ptx_shared();
-    constexpr int GROUPS = WARPS / CG;
 #pragma unroll
-    for (int m = 0; m < MV; m++) {
-        __syncthreads();
+    for (int m = 0; m < S::MV; m++) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            float factor = s.alpha[out_row0 + m * 16 + g + 8 * h];
-            float *to = staged + (warp / CG * 16 + g + 8 * h) * STAGED_PITCH + column0 + lane % 4 * 2;
+            int row = row0 + m * 16 + g + 8 * h;
+            float factor = s.factor[row];
+            float *to = staged + row * STAGED_PITCH + column0 + lane % 4 * 2;
 #pragma unroll
-            for (int n = 0; n < NV; n++) {
+            for (int n = 0; n < S::NV; n++) {
                 float2 pair = {out[m][n][2 * h] * factor, out[m][n][2 * h + 1] * factor};
                 *(float2 *)(to + n * 8) = pair;
             }
         }
-        __syncthreads();
+    }
+}
+
+template <class S>
+static __device__ __forceinline__ void summing_warp(const fmlac_mqa &p, const mqa_shared &s, const mqa_piece &piece)
+{
+    int warp = threadIdx.x / 32 - S::QW, at = 0;
+    int row0 = warp / S::CG * 16 * S::MV, column0 = warp % S::CG * S::NV * 8;
+    float out[S::MV][S::NV][4];
+#pragma unroll
+    for (int m = 0; m < S::MV; m++) {
+#pragma unroll
+        for (int n = 0; n < S::NV; n++) {
+            out[m][n][0] = out[m][n][1] = out[m][n][2] = out[m][n][3] = 0.0f;
+        }
+    }
+    for (int i = 0; !S::CODES && i < s.slots && tile_exists(p, s, i < piece.count, i); i++) {
+        copy_plain<S>(p, s, i, s.tiles + i * (S::TOKENS * PITCH), s.full + i * 8);
+    }
 #pragma unroll 1
-        for (int r = warp; r < GROUPS * 16; r += WARPS) {
-            int row = r / 16 * 16 * MV + m * 16 + r % 16;
-            if (row < w.rows) {
-                store_row(p, w, row, staged + r * STAGED_PITCH, partial);
+    for (int left = piece.count; tile_exists(p, s, left > 0, at); left--) {
+        bool early = at < s.slots;
+        int slot = early ? at : at - s.slots, ahead = early ? at + s.slots : at - s.slots;
+        uint32_t tile = s.tiles + slot * (S::TOKENS * PITCH);
+        ptx_barrier_sync(BARRIER_READY + slot, S::THREADS);
+        shrink_rows<S>(out, s.shrink + slot * S::ROWS, row0);
+        values<S>(out, tile, row0, column0);
+        if (tile_exists(p, s, left > s.slots, ahead)) {
+            if (S::CODES) {
+                ptx_barrier_arrive(BARRIER_FREE + slot, S::THREADS);
+            } else {
+                ptx_barrier_sync(BARRIER_SUMS, S::PW * 32);
+                copy_plain<S>(p, s, ahead, tile, s.full + slot * 8);
             }
         }
+        at = after(at, s.ring);
+    }
+    ptx_barrier_sync(BARRIER_END, S::THREADS);
+    stage_rows<S>(out, s, row0, column0);
+}
+
+/* ---- pieces of work -------------------------------------------------------------------------------------------- */
+
+/* Scoring warps: addresses of the first tiles. Places of a paged list are known, so every warp begins elsewhere. */
+template <class S>
+static __device__ __forceinline__ void begin_list(const fmlac_mqa &p, const mqa_shared &s, const mqa_piece &piece,
+                                                  list_scan<S::TOKENS> &scan)
+{
+    const fmlac_work &w = *s.work;
+    int warp = threadIdx.x / 32;
+    bool paged = p.main.kind == FMLAC_LIST_PAGED;
+    int64_t count = w.main_count + w.extra_count, end = (piece.begin + piece.count) * S::TOKENS;
+    scan.end = end < count ? end : count;
+    for (int i = paged ? warp : 0; i < s.slots && (paged || warp == 0); i += paged ? S::QW : 1) {
+        if (paged || i == 0) {
+            scan.at = (piece.begin + i) * S::TOKENS;
+            fetch_entries(p, w, scan);
+        }
+        next_tile(p, w, s, i, scan);
+    }
+    if (paged && warp == 0) {
+        scan.at = (piece.begin + s.slots) * S::TOKENS;
+        fetch_entries(p, w, scan);
+    }
+    if (warp == 0) {
+        s.piece->scan_at = scan.at;
+        s.piece->scan_end = scan.end;
+    }
+}
+
+template <class S> static __device__ __forceinline__ void mqa_run(const fmlac_mqa &p, const mqa_shared &s)
+{
+    const mqa_piece &piece = *s.piece;
+    const fmlac_work &w = *s.work;
+    int warp = threadIdx.x / 32;
+    if (warp < S::QW) {
+        list_scan<S::TOKENS> scan = {};
+        if (piece.count > 0) {
+            begin_list<S>(p, s, piece, scan);
+        }
+        count_seen<S>(p, s, piece);
+        __syncthreads();
+        scoring_warp<S>(p, s, piece, scan);
+    } else {
+        if (piece.count > 0) {
+            if (p.fused.enabled) {
+                load_q_fused<S>(p, w, s);
+            } else {
+                load_q<S>(p, w, s);
+            }
+            ptx_mbarrier_arrive_copies(s.full + s.slots * 8);
+        }
+        __syncthreads();
+        summing_warp<S>(p, s, piece);
+    }
+    __syncthreads();
+    float *partial = piece.place < 0 ? nullptr : p.cut.partial + piece.place * S::ROWS * OUT_COLUMNS;
+#pragma unroll 1
+    for (int row = warp; row < w.rows; row += S::QW + S::PW) {
+        store_row(p, w, row, (float *)ptx_shared() + row * STAGED_PITCH, partial);
     }
     __syncthreads();
 }
 
-/* All pieces of this block. */
-template <int ROWS, int TOKENS, int WARPS, int F16> static __device__ __forceinline__ void mqa_block(const fmlac_mqa &p)
+/* One thread: the next piece of this block from a unit on. Its state lies in shared memory: registers are dear. */
+static __device__ __forceinline__ void find_piece(const fmlac_mqa &p, const mqa_shared &s, int64_t unit)
 {
-    int64_t block = blockIdx.x;
-    int64_t part = quotient(block, p.cut.columns);
-    int64_t column = block - part * p.cut.columns;
-    mqa_shared s = mqa_shared_plan<ROWS, TOKENS, WARPS>(p);
-    if (p.cut.parts == 0) {
-        if (threadIdx.x == 0) {
-            work_rows(&p, part, column, s.work);
-            work_count(&p, s.work);
-        }
-        __syncthreads();
-        if (s.work->rows > 0) {
-            mqa_piece<ROWS, TOKENS, WARPS, F16>(p, s, 0, s.work->tiles, -1);
-        }
-        return;
-    }
-    ptx_grid_wait();
-    ptx_grid_launch_dependents();
-    int64_t per = p.cut.starts[p.cut.units + 1];
-    int64_t low = part * per, high = low + per;
-    int64_t unit = unit_at(&p.cut, low, threadIdx.x % 32);
-#pragma unroll 1
-    for (; unit < p.cut.units && p.cut.starts[unit] < high; unit++) {
-        int64_t start = p.cut.starts[unit];
-        int64_t all = p.cut.starts[unit + 1] - start - p.cut.overhead;
-        int64_t begin = cut_at(&p.cut, start, all, low), end = cut_at(&p.cut, start, all, high);
+    int64_t part = quotient(blockIdx.x, p.cut.columns), column = blockIdx.x - part * p.cut.columns;
+    bool direct = p.cut.parts == 0;
+    int64_t per = direct ? 0 : p.cut.starts[p.cut.units + 1], low = part * per, high = low + per;
+    s.piece->count = -1;
+    for (; direct ? unit == part : unit < p.cut.units && p.cut.starts[unit] < high; unit++) {
+        int64_t start = direct ? 0 : p.cut.starts[unit];
+        int64_t all = direct ? INT64_MAX : p.cut.starts[unit + 1] - start - p.cut.overhead;
+        int64_t begin = direct ? 0 : cut_at(&p.cut, start, all, low);
+        int64_t end = direct ? all : cut_at(&p.cut, start, all, high);
         if (all == 0 ? start < low : begin == end) {
             continue;
         }
-        if (threadIdx.x == 0) {
-            work_rows(&p, unit, column, s.work);
-            work_count(&p, s.work);
-        }
-        __syncthreads();
+        work_rows(&p, unit, column, s.work);
+        work_count(&p, s.work);
         if (s.work->rows > 0) {
-            bool whole = begin == 0 && end == all;
             int64_t tiles = s.work->tiles; /* a row tile may need fewer than its unit's longest */
-            mqa_piece<ROWS, TOKENS, WARPS, F16>(p, s, begin < tiles ? begin : tiles, end < tiles ? end : tiles,
-                                                whole ? -1 : block * 2 + (begin == 0));
+            s.piece->place = begin == 0 && end == all ? -1 : (int64_t)blockIdx.x * 2 + (begin == 0);
+            begin = begin < tiles ? begin : tiles;
+            s.piece->begin = begin;
+            s.piece->count = (int)((end < tiles ? end : tiles) - begin);
+            s.piece->unit = unit;
+            return;
+        }
+    }
+}
+
+/* All pieces of this block. */
+template <class S> static __device__ __forceinline__ void mqa_block(const fmlac_mqa &p)
+{
+    mqa_shared s = mqa_shared_plan(p);
+    if (threadIdx.x <= (uint32_t)s.slots) {
+        ptx_mbarrier_init(s.full + threadIdx.x * 8, S::PW * 32);
+    }
+    if (threadIdx.x < 32) {
+        int64_t unit = quotient(blockIdx.x, p.cut.columns);
+        if (p.cut.parts != 0) {
+            ptx_grid_wait();
+            ptx_grid_launch_dependents();
+            unit = unit_at(&p.cut, unit * p.cut.starts[p.cut.units + 1], threadIdx.x);
+        }
+        if (threadIdx.x == 0) {
+            s.piece->parity = 0;
+            find_piece(p, s, unit);
+        }
+    }
+    __syncthreads();
+#pragma unroll 1
+    while (s.piece->count >= 0) {
+        mqa_run<S>(p, s);
+        if (threadIdx.x == 0) {
+            find_piece(p, s, s.piece->unit + 1);
         }
         __syncthreads();
     }

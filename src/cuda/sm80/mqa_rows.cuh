@@ -7,18 +7,19 @@
 
 /* ---- query prologue -------------------------------------------------------------------------------------------- */
 
-template <int ROWS, int WARPS>
+/* By the summing warps. */
+template <class S>
 static __device__ __forceinline__ void load_q(const fmlac_mqa &p, const fmlac_work &w, const mqa_shared &s)
 {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int warp = threadIdx.x / 32 - S::QW, lane = threadIdx.x % 32;
     int chunks = p.row_bytes / 16;
-    for (int r = warp; r < ROWS; r += WARPS) {
+    for (int r = warp; r < S::ROWS; r += S::PW) {
         int64_t token;
         int32_t head;
         row_token_head(w, r < w.rows ? r : 0, &token, &head);
         const uint8_t *row = (const uint8_t *)p.q.data + 2 * row_offset(&p.q, &p, token, head);
         for (int c = lane; c < chunks; c += 32) {
-            uint32_t to = s.q + swizzled(r, c, p.row_bytes);
+            uint32_t to = s.q + r * PITCH + c * 16;
             if (p.q.aligned) {
                 bool there = r < w.rows && c * 8 < p.d_qk;
                 ptx_copy_async_16(to, there ? row + c * 16 : (const uint8_t *)p.q.data, there ? 16 : 0);
@@ -38,14 +39,14 @@ static __device__ __forceinline__ float fused_q(const fmlac_mqa &p, int64_t toke
     return float_of_bf16(((const uint16_t *)p.q.data)[at]);
 }
 
-/* Fused: RoPE on the last rope_dim dims, rounded to bf16; alpha[row] receives the norm factor. */
-template <int ROWS, int WARPS>
+/* Fused: RoPE on the last rope_dim dims, rounded to bf16; factor[row] receives the norm factor. */
+template <class S>
 static __device__ __forceinline__ void load_q_fused(const fmlac_mqa &p, const fmlac_work &w, const mqa_shared &s)
 {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int warp = threadIdx.x / 32 - S::QW, lane = threadIdx.x % 32;
     const fmlac_fused &f = p.fused;
     int plain = p.d_qk - f.rope_dim, half = f.rope_dim / 2;
-    for (int r = warp; r < ROWS; r += WARPS) {
+    for (int r = warp; r < S::ROWS; r += S::PW) {
         float squares = 0;
         int64_t token;
         int32_t head;
@@ -63,25 +64,26 @@ static __device__ __forceinline__ void load_q_fused(const fmlac_mqa &p, const fm
                 float c = angle[pair], sine = angle[half + pair];
                 x = second ? __fmaf_rn(y, sine, __fmul_rn(x, c)) : __fmaf_rn(x, c, -__fmul_rn(y, sine));
             }
-            ptx_store_shared_u16(s.q + swizzled(r, d / 8, p.row_bytes) + (d % 8) * 2, (uint16_t)bf16_of_float(x));
+            ptx_store_shared_u16(s.q + r * PITCH + d * 2, (uint16_t)bf16_of_float(x));
         }
         for (int step = 16; step > 0; step /= 2) {
             squares += __shfl_xor_sync(0xFFFFFFFFu, squares, step);
         }
         if (lane == 0) {
-            s.alpha[r] = f.q_norm ? 1.0f / sqrtf(squares / p.d_qk + f.eps) : 1.0f;
+            s.factor[r] = f.q_norm ? 1.0f / sqrtf(squares / p.d_qk + f.eps) : 1.0f;
         }
     }
 }
 
 /* ---- output epilogue ------------------------------------------------------------------------------------------- */
 
-/* lse, maximum and the factor 1 / sum of one row; `partial`: of a piece. Returns the factor. */
-static __device__ __forceinline__ float finish_row(const fmlac_mqa &p, const fmlac_work &w, int row, float max,
-                                                   float sum, float *partial)
+/* lse, maximum and the factor 1 / sum of one row, whose weights are relative to 2^base; `partial`: of a piece. Returns
+ * the factor. */
+static __device__ __forceinline__ float finish_row(const fmlac_mqa &p, const fmlac_work &w, int row, float base,
+                                                   float max, float sum, float *partial)
 {
     bool lonely = sum == 0.0f;
-    float base2 = max + log2f(sum);
+    float base2 = base + log2f(sum);
     max = is_nan(sum) ? sum : max;
     if (partial) {
         partial[0] = lonely ? -FMLAC_INFINITY : base2;
@@ -104,7 +106,7 @@ static __device__ __forceinline__ float finish_row(const fmlac_mqa &p, const fml
     if (lonely) {
         return 0.0f;
     }
-    float total = p.sink ? sum + exp2f(p.sink[head] * LOG2_E - max) : sum;
+    float total = p.sink ? sum + exp2f(p.sink[head] * LOG2_E - base) : sum;
     return 1.0f / total;
 }
 

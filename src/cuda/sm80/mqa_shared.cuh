@@ -1,69 +1,97 @@
 /* SPDX-License-Identifier: MIT */
-/* mqa_shared.cuh: sizes and shared memory of the portable attention core; see mqa.cuh. */
+/* mqa_shared.cuh: shapes, shared memory and barriers of the portable attention core; see mqa.cuh. */
 #ifndef FLASHMLA_CUDA_SM80_MQA_SHARED_CUH
 #define FLASHMLA_CUDA_SM80_MQA_SHARED_CUH
 
 #include "common/work.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/warpgroup.cuh"
 #include "tile.cuh"
 
 #define OUT_COLUMNS  512               /* of an output tile; wider d_v goes another way */
 #define STAGED_PITCH (OUT_COLUMNS + 8) /* floats */
+#define PITCH        FMLAC_MQA_PITCH   /* bytes of a row of Q or of a token: an odd number of 16-byte chunks */
+#define TAIL         (OUT_COLUMNS * 2) /* where a token row's dims from 512 on lie, and weights later */
 
-/* Shapes that follow from the four template parameters. */
-#define MQA_SHAPE                                                                                                      \
-    constexpr int THREADS = WARPS * 32;                                                                                \
-    constexpr int TG = WARPS / (ROWS / 16);        /* token groups of scores */                                        \
-    constexpr int NT = TOKENS / TG / 8;            /* 8-token tiles of a warp */                                       \
-    constexpr int MV = ROWS >= 32 ? 2 : 1;         /* 16-row tiles of a warp in values */                              \
-    constexpr int CG = WARPS / (ROWS / (16 * MV)); /* column groups of values */                                       \
-    constexpr int NV = OUT_COLUMNS / CG / 8;       /* 8-column tiles of a warp in values */                            \
-    constexpr int WEIGHT_PITCH = TOKENS * 2 + 16;  /* bytes */                                                         \
-    (void)THREADS, (void)TG, (void)NT, (void)MV, (void)CG, (void)NV, (void)WEIGHT_PITCH
+/* What a kernel is made of. QM: 16-row tiles of a scoring warp, QW: scoring warps; MV: 16-row tiles of a summing warp,
+ * PW: summing warps; CODES: tokens are quantised. */
+template <int ROWS_, int TOKENS_, int QM_, int QW_, int MV_, int PW_, int F16_, int CODES_> struct mqa_shape {
+    static constexpr int ROWS = ROWS_, TOKENS = TOKENS_, QM = QM_, QW = QW_, MV = MV_, PW = PW_, F16 = F16_;
+    static constexpr bool CODES = CODES_ != 0;
+    static constexpr int THREADS = (QW + PW) * 32;
+    static constexpr int TG = QW * QM * 16 / ROWS;          /* token groups of scoring warps */
+    static constexpr int NT = TOKENS / TG / 8;              /* 8-token tiles of a scoring warp */
+    static constexpr int CG = PW * MV * 16 / ROWS;          /* column groups of summing warps */
+    static constexpr int NV = OUT_COLUMNS / CG / 8;         /* 8-column tiles of a summing warp */
+    static constexpr int LINE = FMLAC_TILE_TOKENS / TOKENS; /* rows whose weights share a token row */
+    static_assert((NT == 1 || NT == 2 || NT == 4) && TG <= FMLAC_TOKEN_GROUPS && NV % 8 == 0 &&
+                      ROWS <= FMLAC_TILE_TOKENS,
+                  "shape");
+};
+
+/* Named barriers; READY and FREE are one per slot. */
+enum { BARRIER_SCORES = 1, BARRIER_SUMS, BARRIER_END, BARRIER_READY, BARRIER_FREE = BARRIER_READY + FMLAC_STAGES_MAX };
 
 /* Marks an address of the extra pool. */
 #define EXTRA_BIT (1ull << 63)
 
+/* One row tile against tiles begin, ..., begin + count - 1 of its list. */
+typedef struct mqa_piece {
+    int64_t unit, begin;
+    int64_t place;   /* -1, or where the partial result goes */
+    int count;       /* -1: there are no more pieces */
+    uint32_t parity; /* of the mbarriers, which live on from piece to piece: bit i of slot i, the last one for Q */
+    int64_t scan_at, scan_end; /* warp 0's way through the list, while it does other things */
+} mqa_piece;
+
 typedef struct mqa_shared {
-    uint32_t q, tiles, raw, weights; /* 32-bit shared addresses */
-    float *red, *alpha;
-    unsigned long long *address; /* data rows */
-    unsigned long long *scale;   /* scale rows, quantised formats */
-    uint32_t *mask;              /* two words per tile */
+    uint32_t q, tiles, raw;      /* 32-bit shared addresses */
+    uint32_t full;               /* mbarriers: tile of slot i is there; after the last one: Q is there */
+    float *top;                  /* [2][token groups][ROWS] row maxima of a step; sums at the end */
+    float *shrink;               /* [slots][ROWS] what an output row is multiplied with before the slot's tile */
+    float *factor;               /* [ROWS] norm factors at the beginning (fused), 1 / sum at the end */
+    int *seen;                   /* [ROWS] */
+    unsigned long long *address; /* [ring][TOKENS] data rows */
+    unsigned long long *scale;   /* [ring][TOKENS] scale rows, quantised formats */
+    uint32_t *mask;              /* [ring][2] */
     fmlac_work *work;
-    uint32_t tile_bytes;
-    int ring;
+    mqa_piece *piece;
+    int slots, ring;
 } mqa_shared;
 
-template <int ROWS, int TOKENS, int WARPS>
 static __device__ __forceinline__ mqa_shared mqa_shared_plan(const fmlac_mqa &p)
 {
-    MQA_SHAPE;
-    mqa_shared s;
     unsigned char *base = ptx_shared();
-    uint32_t at = 0;
-    s.tile_bytes = TOKENS * p.row_bytes;
-    s.ring = p.quantised ? 2 : p.stages;
-    uint32_t origin = ptx_shared_address(base);
-    s.q = origin;
-    at += ROWS * p.row_bytes;
-    s.tiles = origin + at;
-    at += (p.quantised ? 1 : p.stages) * s.tile_bytes;
-    s.raw = origin + at;
-    at += p.quantised ? TOKENS * p.raw_pitch : 0;
-    s.weights = origin + at;
-    at += ROWS * WEIGHT_PITCH;
-    s.red = (float *)(base + at);
-    at += TG * ROWS * 4;
-    s.alpha = (float *)(base + at);
-    at += ROWS * 4;
-    s.address = (unsigned long long *)(base + at);
-    at += s.ring * TOKENS * 8;
-    s.scale = (unsigned long long *)(base + at);
-    at += p.quantised ? s.ring * TOKENS * 8 : 0;
-    s.mask = (uint32_t *)(base + at);
-    at += s.ring * 8;
-    s.work = (fmlac_work *)(base + at);
+    const fmlac_places &at = p.places;
+    mqa_shared s;
+    s.q = ptx_shared_address(base);
+    s.tiles = s.q + at.tiles;
+    s.raw = s.q + at.raw;
+    s.full = s.q + at.barriers;
+    s.top = (float *)(base + at.top);
+    s.shrink = (float *)(base + at.shrink);
+    s.factor = (float *)(base + at.factor);
+    s.seen = (int *)(base + at.seen);
+    s.address = (unsigned long long *)(base + at.address);
+    s.scale = (unsigned long long *)(base + at.scale);
+    s.mask = (uint32_t *)(base + at.mask);
+    s.work = (fmlac_work *)(base + at.work);
+    s.piece = (mqa_piece *)(s.work + 1);
+    s.slots = p.stages;
+    s.ring = 2 * p.stages;
     return s;
+}
+
+/* The next of `count` places in a ring. */
+static __device__ __forceinline__ int after(int at, int count)
+{
+    return at + 1 == count ? 0 : at + 1;
+}
+
+/* Whether a tile is one of its piece; at: its place in the ring. Lists of indices end where a tile is empty. */
+static __device__ __forceinline__ bool tile_exists(const fmlac_mqa &p, const mqa_shared &s, bool inside, int at)
+{
+    return inside && (p.main.kind == FMLAC_LIST_PAGED || ((volatile uint32_t *)s.mask)[at * 2] != 0);
 }
 
 static __device__ __forceinline__ void row_token_head(const fmlac_work &w, int row, int64_t *token, int32_t *head)
