@@ -108,7 +108,6 @@ typedef struct fmlac_cut {
     int64_t parts;         /* 0: direct, block = unit * columns + column, never split */
     int32_t overhead;      /* cost of a piece, in tiles */
     int32_t least;         /* tiles that a piece has at least, unless the whole list is shorter */
-    int32_t combine_rows;  /* rows of a block of the combine kernel: 1 or 4 */
     int64_t *starts;       /* workspace: units + 1 costs before each unit, then the cost of a part */
     float *partial;        /* workspace: blocks * 2 results of rows * d_pad floats */
     float *partial_scalar; /* blocks * 2 * rows pairs (lse in base 2, maximum) */

@@ -10,7 +10,7 @@
 #define OUT_COLUMNS     512
 #define UNITS_MAX       16384 /* the plan kernel's: beyond it every unit is a block's own */
 #define PIECE_TOKENS    256   /* least length of a piece of a cut list */
-#define MANY_PIECES     8     /* of a unit on average: the combine kernel gives a row four times the threads */
+#define MANY_PIECES     8     /* of a unit on average: the combine kernel for many pieces */
 #define OVERHEAD_TOKENS 256   /* what beginning and ending a piece costs, in tokens */
 
 extern void fmlak_mqa_bf16_16x32_sm80(void);
@@ -31,6 +31,7 @@ extern void fmlak_mqa_codes_64x32_sm80(void);
 extern void fmlak_mqa_any_sm80(void);
 extern void fmlak_mqa_plan_sm80(void);
 extern void fmlak_mqa_combine_sm80(void);
+extern void fmlak_mqa_combine_many_sm80(void);
 
 #define KERNEL(name, dtype, rows, tokens, warps, kib)                                                                  \
     {                                                                                                                  \
@@ -200,7 +201,6 @@ static void cut_work(const decision *d, fmlac_mqa *p)
     cut->overhead = OVERHEAD_TOKENS / p->tile_tokens;
     cut->least = PIECE_TOKENS / p->tile_tokens;
     cut->parts = d->slots / cut->columns;
-    cut->combine_rows = cut->parts >= MANY_PIECES * cut->units ? 1 : 4;
     int64_t blocks = cut->units * cut->columns, enough = (paged ? 64 : 8) * d->slots;
     if (!d->may_cut || cut->parts <= 1 || cut->units > UNITS_MAX || blocks > enough) {
         cut->parts = 0;
@@ -293,11 +293,13 @@ static fmla_status run_tiled(const fmlac_state *state, const decision *d, fmlac_
     p->cut.partial_scalar = (float *)(workspace + schedule_bytes(p) + partial_bytes(d));
     attend.blocks = p->cut.parts * p->cut.columns;
     attend.dependent = true;
-    fmlac_launch combine = {.kernel = (const void *)fmlak_mqa_combine_sm80,
-                            .name = "fmlak_mqa_combine_sm80",
-                            .blocks = attend.blocks * (p->tile_rows / p->cut.combine_rows),
-                            .threads = 512,
-                            .dependent = true};
+    bool many = p->cut.units > 0 && p->cut.parts >= MANY_PIECES * p->cut.units;
+    fmlac_launch combine = {
+        .kernel = many ? (const void *)fmlak_mqa_combine_many_sm80 : (const void *)fmlak_mqa_combine_sm80,
+        .name = many ? "fmlak_mqa_combine_many_sm80" : "fmlak_mqa_combine_sm80",
+        .blocks = p->cut.columns * (many ? p->cut.units * p->tile_rows : p->cut.parts * (p->tile_rows / 8)),
+        .threads = many ? 512 : 256,
+        .dependent = true};
     fmla_status status = fmlac_enqueue(state, call, &plan, p);
     if (status == FMLA_OK) {
         status = enqueue_attention(state, d, &attend, p, call);

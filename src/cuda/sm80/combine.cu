@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * combine.cu: joins the partial results of rows whose list was cut. A team of 128 threads per row of each block of the
- * attention kernel that holds a first piece: first a thread per piece, for its weight, then a thread per four columns,
- * adding the pieces in the order of their parts with many loads under way. The sink is applied once. Where a unit has
- * many pieces, the four teams of a block share one row, each taking every fourth run of pieces; else each team has its
- * own row.
+ * combine.cu: joins the partial results of rows whose list was cut, in the order of their parts; the sink is applied
+ * once. Two kernels. Where units have few pieces, a warp per row of each block of the attention kernel that holds a
+ * first piece. Where a few units have many pieces, 512 threads per row of each unit: first a thread per piece, for its
+ * weight, then four teams of a thread per four columns, each adding every fourth run of pieces with many loads under
+ * way.
  */
 #include "common/work.cuh"
 #include "ptx/grid.cuh"
@@ -12,6 +12,7 @@
 #define LOG2_E      1.4426950408889634f
 #define LN_2        0.6931471805599453f
 #define COLUMNS     512
+#define WARPS       8 /* few pieces: rows of a block */
 #define TEAM        128
 #define TEAMS       4 /* of a block of threads */
 #define AHEAD       8 /* pieces whose loads are under way together: a run */
@@ -45,15 +46,15 @@ static __device__ __forceinline__ float larger_or_nan(float a, float b)
     return is_nan(a) || a > b ? a : b;
 }
 
-/* Largest of all threads of a team; NaN where one is NaN. */
-static __device__ float team_largest(float x, float all[TEAM / 32])
+/* Largest of all threads of a block, all teams of which hold the same; NaN where one is NaN. */
+static __device__ float block_largest(float x, float all[TEAM / 32])
 {
     for (int step = 16; step > 0; step /= 2) {
         x = larger_or_nan(x, __shfl_xor_sync(0xFFFFFFFFu, x, step));
     }
     __syncthreads();
-    if (threadIdx.x % 32 == 0) {
-        all[threadIdx.x % TEAM / 32] = x;
+    if (threadIdx.x < TEAM && threadIdx.x % 32 == 0) {
+        all[threadIdx.x / 32] = x;
     }
     __syncthreads();
     for (int i = 0; i < TEAM / 32; i++) {
@@ -76,17 +77,17 @@ static __device__ __forceinline__ bool read_scalars(const fmlac_mqa &p, const pi
 }
 
 static __device__ __forceinline__ void finish(const fmlac_mqa &p, const fmlac_work &w, int64_t row, const joined &j,
-                                              float *factor)
+                                              bool writes, float *factor)
 {
     bool lonely = j.total == 0.0f;
     float base2 = j.lse + log2f(j.total);
     int64_t at = quotient(w.row0 + row, w.group);
     int64_t token = w.first + at;
     int32_t head = w.kv_head * w.group + (int32_t)(w.row0 + row - at * w.group);
-    if (threadIdx.x % TEAM == 0 && p.lse.data) {
+    if (writes && p.lse.data) {
         ((float *)p.lse.data)[row_offset(&p.lse, &p, token, head)] = lonely ? p.empty_lse : base2 * LN_2 * p.lse_factor;
     }
-    if (threadIdx.x % TEAM == 0 && p.max_logits.data) {
+    if (writes && p.max_logits.data) {
         ((float *)p.max_logits.data)[row_offset(&p.max_logits, &p, token, head)] = j.max * LN_2 * p.lse_factor;
     }
     float total = p.sink ? j.total + exp2f(p.sink[head] * LOG2_E - j.lse) : j.total;
@@ -141,96 +142,170 @@ static __device__ __forceinline__ void join_teams(sums *s, sums all[TEAMS - 1][T
     }
 }
 
-/* Whether part `part` holds a unit's first piece, and it was cut there; which one, and where its pieces end. */
-static __device__ bool find_pieces(const fmlac_cut &cut, int64_t part, int64_t *unit, pieces *s)
+/* Where the pieces of a unit end whose first piece is known; false: it is the only one. */
+static __device__ __forceinline__ bool find_last(const fmlac_cut &cut, pieces *s)
 {
-    s->per = cut.starts[cut.units + 1];
-    *unit = unit_at(&cut, (part + 1) * s->per, threadIdx.x % 32);
-    s->start = cut.starts[*unit];
-    s->tiles = cut.starts[*unit + 1] - s->start - cut.overhead;
-    s->first = part;
-    int64_t end = border_of(&cut, s, part + 1);
-    if (border_of(&cut, s, part) != 0 || end == 0 || end == s->tiles) {
+    int64_t end = border_of(&cut, s, s->first + 1);
+    if (border_of(&cut, s, s->first) != 0 || end == 0 || end == s->tiles) {
         return false;
     }
-    s->last = quotient(s->start + cut.overhead + s->tiles - cut.least, s->per) - 1;
-    s->last = s->last > part ? s->last : part;
+    int64_t last = quotient(s->start + cut.overhead + s->tiles - cut.least, s->per) - 1;
+    s->last = last > s->first ? last : s->first;
     while (border_of(&cut, s, s->last + 1) < s->tiles) {
         s->last++;
     }
     return true;
 }
 
-/* The four columns of a thread, and by its first thread the row's lse and maximum. */
-static __device__ __forceinline__ void write_row(const fmlac_mqa &p, const fmlac_work &w, int64_t row, const joined &j,
-                                                 const sums &sum, int thread)
+static __device__ __forceinline__ void find_unit(const fmlac_cut &cut, int64_t unit, pieces *s)
 {
-    float factor;
-    finish(p, w, row, j, &factor);
-    int64_t at = quotient(w.row0 + row, w.group);
-    int32_t head = w.kv_head * w.group + (int32_t)(w.row0 + row - at * w.group);
-    int64_t to = row_offset(&p.out, &p, w.first + at, head);
+    s->per = cut.starts[cut.units + 1];
+    s->start = cut.starts[unit];
+    s->tiles = cut.starts[unit + 1] - s->start - cut.overhead;
+}
+
+/* Four columns of a row, from `column` on. */
+static __device__ __forceinline__ void write_columns(const fmlac_mqa &p, int64_t row_at, int column, const float x[4],
+                                                     float factor)
+{
     for (int i = 0; i < 4; i++) {
-        int d = thread * 4 + i;
-        if (d < p.d_v) {
-            store_element(p.out.data, p.out.dtype, to + d, sum.x[i] * factor);
+        if (column + i < p.d_v) {
+            store_element(p.out.data, p.out.dtype, row_at + column + i, x[i] * factor);
         }
     }
 }
 
-extern "C" __global__ void __launch_bounds__(TEAMS *TEAM, 1)
-    fmlak_mqa_combine_sm80(const __grid_constant__ fmlac_mqa p)
+static __device__ __forceinline__ int64_t out_row(const fmlac_mqa &p, const fmlac_work &w, int64_t row)
 {
-    __shared__ float weights[TEAMS][TEAM], largest[TEAMS][TEAM / 32];
-    __shared__ sums others[TEAMS - 1][TEAM];
+    int64_t at = quotient(w.row0 + row, w.group);
+    int32_t head = w.kv_head * w.group + (int32_t)(w.row0 + row - at * w.group);
+    return row_offset(&p.out, &p, w.first + at, head);
+}
+
+/* ---- few pieces: a warp per row ---------------------------------------------------------------------------------- */
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32) fmlak_mqa_combine_sm80(const __grid_constant__ fmlac_mqa p)
+{
     const fmlac_cut &cut = p.cut;
-    int team = threadIdx.x / TEAM, thread = threadIdx.x % TEAM, rows = cut.combine_rows;
-    int64_t row_groups = p.tile_rows / rows;
+    int lane = threadIdx.x % 32;
+    int64_t row_groups = p.tile_rows / WARPS;
     int64_t block = quotient(blockIdx.x, row_groups);
-    int64_t row = (blockIdx.x - block * row_groups) * rows + (rows > 1 ? team : 0);
-    int64_t part = quotient(block, cut.columns), unit;
+    int64_t row = (blockIdx.x - block * row_groups) * WARPS + threadIdx.x / 32;
     pieces s;
-    s.column = block - part * cut.columns;
+    s.first = quotient(block, cut.columns);
+    s.column = block - s.first * cut.columns;
 
     ptx_grid_wait();
-    if (!find_pieces(cut, part, &unit, &s)) {
-        return;
+    int64_t unit = unit_at(&cut, (s.first + 1) * cut.starts[cut.units + 1], lane);
+    find_unit(cut, unit, &s);
+    if (!find_last(cut, &s)) {
+        return; /* no unit's first, cut piece is here */
     }
     fmlac_work w;
     work_rows(&p, unit, s.column, &w);
-    bool own = row < w.rows; /* all teams stay for the barriers */
+    if (row >= w.rows) {
+        return;
+    }
     joined j = {-FMLAC_INFINITY, 0.0f, -FMLAC_INFINITY};
-    float lse, max;
-    for (int64_t k = s.first + thread; own && k <= s.last; k += TEAM) {
+    float lse, max, factor, sum[COLUMNS / 128][4] = {{0.0f}};
+    for (int64_t k = s.first; k <= s.last; k++) {
         if (read_scalars(p, &s, k, row, &lse, &max)) {
             j.lse = larger_or_nan(lse, j.lse);
             j.max = larger_or_nan(max, j.max);
         }
     }
-    j.lse = team_largest(j.lse, largest[team]);
-    j.max = team_largest(j.max, largest[team]);
+    for (int64_t k = s.first; k <= s.last; k++) {
+        if (!read_scalars(p, &s, k, row, &lse, &max) || lse == -FMLAC_INFINITY) {
+            continue; /* nothing attended in this piece */
+        }
+        float weight = exp2f(lse - j.lse);
+        j.total += weight;
+        const float *from = p.cut.partial + (place_of(&cut, &s, k) * p.tile_rows + row) * COLUMNS + lane * 4;
+#pragma unroll
+        for (int c = 0; c < COLUMNS / 128; c++) {
+            float4 x = *(const float4 *)(from + c * 128);
+            sum[c][0] += weight * x.x;
+            sum[c][1] += weight * x.y;
+            sum[c][2] += weight * x.z;
+            sum[c][3] += weight * x.w;
+        }
+    }
+    finish(p, w, row, j, lane == 0, &factor);
+    int64_t to = out_row(p, w, row);
+#pragma unroll
+    for (int c = 0; c < COLUMNS / 128; c++) {
+        write_columns(p, to, c * 128 + lane * 4, sum[c], factor);
+    }
+}
+
+/* ---- many pieces: 512 threads per row ---------------------------------------------------------------------------- */
+
+/* The part that holds a unit's first piece. */
+static __device__ __forceinline__ int64_t first_part(const fmlac_cut &cut, const pieces *s)
+{
+    int64_t part = quotient(s->start + cut.overhead + cut.least - 1, s->per);
+    while (part > 0 && border_of(&cut, s, part) != 0) {
+        part--;
+    }
+    while (s->tiles > 0 && border_of(&cut, s, part + 1) == 0) {
+        part++;
+    }
+    return part;
+}
+
+extern "C" __global__ void __launch_bounds__(TEAMS *TEAM, 1)
+    fmlak_mqa_combine_many_sm80(const __grid_constant__ fmlac_mqa p)
+{
+    __shared__ float weights[TEAM], largest[TEAM / 32];
+    __shared__ sums others[TEAMS - 1][TEAM];
+    const fmlac_cut &cut = p.cut;
+    int team = threadIdx.x / TEAM, thread = threadIdx.x % TEAM;
+    int64_t block = quotient(blockIdx.x, p.tile_rows), row = blockIdx.x - block * p.tile_rows;
+    int64_t unit = quotient(block, cut.columns);
+    pieces s;
+    s.column = block - unit * cut.columns;
+
+    ptx_grid_wait();
+    find_unit(cut, unit, &s);
+    s.first = first_part(cut, &s);
+    fmlac_work w;
+    work_rows(&p, unit, s.column, &w);
+    if (row >= w.rows || !find_last(cut, &s)) {
+        return;
+    }
+    joined j = {-FMLAC_INFINITY, 0.0f, -FMLAC_INFINITY};
+    float lse, max;
+    for (int64_t k = s.first + thread; k <= s.last; k += TEAM) {
+        if (read_scalars(p, &s, k, row, &lse, &max)) {
+            j.lse = larger_or_nan(lse, j.lse);
+            j.max = larger_or_nan(max, j.max);
+        }
+    }
+    j.lse = block_largest(j.lse, largest);
+    j.max = block_largest(j.max, largest);
     sums sum = {{0.0f, 0.0f, 0.0f, 0.0f}, 0.0f};
-    const int teams = rows > 1 ? 1 : TEAMS, mine = rows > 1 ? 0 : team;
     for (int64_t base = s.first; base <= s.last; base += TEAM) {
-        bool there = own && base + thread <= s.last && read_scalars(p, &s, base + thread, row, &lse, &max);
         __syncthreads();
-        weights[team][thread] = there && lse != -FMLAC_INFINITY ? exp2f(lse - j.lse) : ABSENT;
+        if (team == 0) {
+            bool there = base + thread <= s.last && read_scalars(p, &s, base + thread, row, &lse, &max);
+            weights[thread] = there && lse != -FMLAC_INFINITY ? exp2f(lse - j.lse) : ABSENT;
+        }
         __syncthreads();
         /* The first piece of all lies one place further on than the stride of the others says. */
         int64_t left = s.last + 1 - base, stride = cut.columns * 2 * p.tile_rows * COLUMNS;
         int first = base == s.first;
         const float *from = cut.partial + (place_of(&cut, &s, base) * p.tile_rows + row) * COLUMNS + thread * 4;
-        if (first && mine == 0) {
-            add_pieces(&sum, weights[team], from, stride, 1, 0, 1);
+        if (first && team == 0) {
+            add_pieces(&sum, weights, from, stride, 1, 0, 1);
         }
         from += first ? stride - p.tile_rows * COLUMNS : 0;
-        add_pieces(&sum, weights[team] + first, from, stride, (int)(left < TEAM ? left : TEAM) - first, mine, teams);
+        add_pieces(&sum, weights + first, from, stride, (int)(left < TEAM ? left : TEAM) - first, team, TEAMS);
     }
-    if (rows == 1) {
-        join_teams(&sum, others, team, thread);
-    }
-    if (own && mine == 0) {
+    join_teams(&sum, others, team, thread);
+    if (team == 0) {
+        float factor;
         j.total = sum.total;
-        write_row(p, w, row, j, sum, thread);
+        finish(p, w, row, j, thread == 0, &factor);
+        write_columns(p, out_row(p, w, row), thread * 4, sum.x, factor);
     }
 }

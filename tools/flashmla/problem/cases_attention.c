@@ -185,6 +185,7 @@ static void sparse_corners(case_list *list)
 {
     static const char *const texts[] = {
         "format=v41,extra=v41,b=4,h_q=128,s_q=3,s_kv=512,topk=128,e_kv=512,e_topk=100",
+        "format=v4,b=3,h_q=128,s_kv=300,topk=64,invalid=1,again=1",
         "format=v41,extra=v41-fp4,b=4,h_q=128,s_q=3,s_kv=512,topk=128,e_kv=512,e_topk=100,again=2",
         "format=v32,d_qk=576,topk=0,h_q=16",
         "format=v41,topk=0,extra=v41-fp4,e_topk=64,h_q=16,lengths=1",
