@@ -175,8 +175,7 @@ template <int BLOCKS> static __device__ __forceinline__ void find_tokens(const f
                 m->places[tile & 1][row] = find_token(p, w, m->entries, found, 0, row);
             }
             if (lane == 0) {
-                bool extra = found.extra && found.count > 0; /* a tile of nothing: zeros as the main pool has them */
-                m->notes[tile & 1] = found.count | (found.more ? NOTE_MORE : 0) | (extra ? NOTE_EXTRA : 0);
+                m->notes[tile & 1] = found.count | (found.more ? NOTE_MORE : 0) | (found.extra ? NOTE_EXTRA : 0);
             }
             __syncwarp();
             if (lane == 0) {

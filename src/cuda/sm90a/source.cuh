@@ -97,7 +97,8 @@ static __device__ __forceinline__ tile_tokens scan_next(const fmlac_mqa &p, cons
         *ahead = scan_fetch(p, w, scan, at);
     }
     int32_t same = have_main > 0 ? have_main : have;
-    tile_tokens tile = {first, same < TOKENS ? same : TOKENS, have_main == 0, have > same || have > TOKENS};
+    bool extra = have_main == 0 && have > 0; /* a tile of nothing is the main pool's: there may be no other */
+    tile_tokens tile = {first, same < TOKENS ? same : TOKENS, extra, have > same || have > TOKENS};
     __syncwarp();
     if (lane == 0) {
         scan->at = at;
