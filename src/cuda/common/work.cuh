@@ -111,6 +111,15 @@ static __device__ __forceinline__ void work_rows(const fmlac_mqa *p, int64_t uni
     w->rows = clamped(left, 0, p->tile_rows);
 }
 
+/* A row's query token and head. */
+static __device__ __forceinline__ void row_token_head(const fmlac_work &w, int row, int64_t *token, int32_t *head)
+{
+    int64_t at = w.row0 + row;
+    int64_t j = quotient(at, w.group);
+    *token = w.first + j;
+    *head = w.kv_head * w.group + (int32_t)(at - j * w.group);
+}
+
 /* All row tiles of a unit have the cost of its longest. */
 static __device__ __forceinline__ int64_t unit_tiles(const fmlac_mqa *p, int64_t unit)
 {

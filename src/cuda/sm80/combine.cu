@@ -81,9 +81,9 @@ static __device__ __forceinline__ void finish(const fmlac_mqa &p, const fmlac_wo
 {
     bool lonely = j.total == 0.0f;
     float base2 = j.lse + log2f(j.total);
-    int64_t at = quotient(w.row0 + row, w.group);
-    int64_t token = w.first + at;
-    int32_t head = w.kv_head * w.group + (int32_t)(w.row0 + row - at * w.group);
+    int64_t token;
+    int32_t head;
+    row_token_head(w, (int)row, &token, &head);
     if (writes && p.lse.data) {
         ((float *)p.lse.data)[row_offset(&p.lse, &p, token, head)] = lonely ? p.empty_lse : base2 * LN_2 * p.lse_factor;
     }
@@ -177,9 +177,10 @@ static __device__ __forceinline__ void write_columns(const fmlac_mqa &p, int64_t
 
 static __device__ __forceinline__ int64_t out_row(const fmlac_mqa &p, const fmlac_work &w, int64_t row)
 {
-    int64_t at = quotient(w.row0 + row, w.group);
-    int32_t head = w.kv_head * w.group + (int32_t)(w.row0 + row - at * w.group);
-    return row_offset(&p.out, &p, w.first + at, head);
+    int64_t token;
+    int32_t head;
+    row_token_head(w, (int)row, &token, &head);
+    return row_offset(&p.out, &p, token, head);
 }
 
 /* ---- few pieces: a warp per row ---------------------------------------------------------------------------------- */

@@ -94,12 +94,4 @@ static __device__ __forceinline__ bool tile_exists(const fmlac_mqa &p, const mqa
     return inside && (p.main.kind == FMLAC_LIST_PAGED || ((volatile uint32_t *)s.mask)[at * 2] != 0);
 }
 
-static __device__ __forceinline__ void row_token_head(const fmlac_work &w, int row, int64_t *token, int32_t *head)
-{
-    int64_t at = w.row0 + row;
-    int64_t j = quotient(at, w.group);
-    *token = w.first + j;
-    *head = w.kv_head * w.group + (int32_t)(at - j * w.group);
-}
-
 #endif

@@ -123,13 +123,4 @@ static __device__ __forceinline__ void walk_next(const fmlac_mqa &p, piece_walk 
     __syncwarp();
 }
 
-/* A row's query token and head. */
-static __device__ __forceinline__ void row_token_head(const fmlac_work &w, int row, int64_t *token, int32_t *head)
-{
-    int64_t at = w.row0 + row;
-    int64_t j = quotient(at, w.group);
-    *token = w.first + j;
-    *head = w.kv_head * w.group + (int32_t)(at - j * w.group);
-}
-
 #endif
