@@ -25,18 +25,19 @@ typedef struct joined {
 
 /* The pieces of one unit and column, in the parts first .. last. */
 typedef struct pieces {
-    int64_t start, tiles, per;
-    int64_t first, last;
-    int64_t column;
+    cut_view cut;
+    int32_t start, tiles;
+    int32_t first, last;
+    int32_t column;
 } pieces;
 
-static __device__ __forceinline__ int64_t border_of(const fmlac_cut *cut, const pieces *s, int64_t part)
+static __device__ __forceinline__ int32_t border_of(const fmlac_cut *cut, const pieces *s, int32_t part)
 {
-    return cut_at(cut, s->start, s->tiles, part * s->per);
+    return cut_at(cut, s->cut, s->start, s->tiles, part * s->cut.per);
 }
 
 /* Where a piece's result lies: the first began here, the others in an earlier part. */
-static __device__ __forceinline__ int64_t place_of(const fmlac_cut *cut, const pieces *s, int64_t part)
+static __device__ __forceinline__ int64_t place_of(const fmlac_cut *cut, const pieces *s, int32_t part)
 {
     return (part * cut->columns + s->column) * 2 + (part == s->first);
 }
@@ -64,7 +65,7 @@ static __device__ float block_largest(float x, float all[TEAM / 32])
 }
 
 /* lse and maximum of a piece's row; false: nothing was attended there. */
-static __device__ __forceinline__ bool read_scalars(const fmlac_mqa &p, const pieces *s, int64_t part, int64_t row,
+static __device__ __forceinline__ bool read_scalars(const fmlac_mqa &p, const pieces *s, int32_t part, int64_t row,
                                                     float *lse, float *max)
 {
     if (border_of(&p.cut, s, part) == border_of(&p.cut, s, part + 1)) {
@@ -142,14 +143,20 @@ static __device__ __forceinline__ void join_teams(sums *s, sums all[TEAMS - 1][T
     }
 }
 
+/* The part that owns a cost. */
+static __device__ __forceinline__ int32_t part_of(int32_t cost, const pieces *s)
+{
+    return (int32_t)((uint32_t)cost / (uint32_t)s->cut.per);
+}
+
 /* Where the pieces of a unit end whose first piece is known; false: it is the only one. */
 static __device__ __forceinline__ bool find_last(const fmlac_cut &cut, pieces *s)
 {
-    int64_t end = border_of(&cut, s, s->first + 1);
+    int32_t end = border_of(&cut, s, s->first + 1);
     if (border_of(&cut, s, s->first) != 0 || end == 0 || end == s->tiles) {
         return false;
     }
-    int64_t last = quotient(s->start + cut.overhead + s->tiles - cut.least, s->per) - 1;
+    int32_t last = part_of(s->start + cut.overhead + s->tiles - s->cut.least, s) - 1;
     s->last = last > s->first ? last : s->first;
     while (border_of(&cut, s, s->last + 1) < s->tiles) {
         s->last++;
@@ -159,7 +166,7 @@ static __device__ __forceinline__ bool find_last(const fmlac_cut &cut, pieces *s
 
 static __device__ __forceinline__ void find_unit(const fmlac_cut &cut, int64_t unit, pieces *s)
 {
-    s->per = cut.starts[cut.units + 1];
+    s->cut = cut_read(&cut);
     s->start = cut.starts[unit];
     s->tiles = cut.starts[unit + 1] - s->start - cut.overhead;
 }
@@ -193,11 +200,11 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) fmlak_mqa_combine_sm80(
     int64_t block = quotient(blockIdx.x, row_groups);
     int64_t row = (blockIdx.x - block * row_groups) * WARPS + threadIdx.x / 32;
     pieces s;
-    s.first = quotient(block, cut.columns);
-    s.column = block - s.first * cut.columns;
+    s.first = (int32_t)quotient(block, cut.columns);
+    s.column = (int32_t)(block - s.first * cut.columns);
 
     ptx_grid_wait();
-    int64_t unit = unit_at(&cut, (s.first + 1) * cut.starts[cut.units + 1], lane);
+    int32_t unit = unit_at(&cut, cut.starts, (s.first + 1) * cut.starts[cut.units + 1], lane);
     find_unit(cut, unit, &s);
     if (!find_last(cut, &s)) {
         return; /* no unit's first, cut piece is here */
@@ -209,13 +216,13 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) fmlak_mqa_combine_sm80(
     }
     joined j = {-FMLAC_INFINITY, 0.0f, -FMLAC_INFINITY};
     float lse, max, factor, sum[COLUMNS / 128][4] = {{0.0f}};
-    for (int64_t k = s.first; k <= s.last; k++) {
+    for (int32_t k = s.first; k <= s.last; k++) {
         if (read_scalars(p, &s, k, row, &lse, &max)) {
             j.lse = larger_or_nan(lse, j.lse);
             j.max = larger_or_nan(max, j.max);
         }
     }
-    for (int64_t k = s.first; k <= s.last; k++) {
+    for (int32_t k = s.first; k <= s.last; k++) {
         if (!read_scalars(p, &s, k, row, &lse, &max) || lse == -FMLAC_INFINITY) {
             continue; /* nothing attended in this piece */
         }
@@ -242,9 +249,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) fmlak_mqa_combine_sm80(
 /* ---- many pieces: 512 threads per row ---------------------------------------------------------------------------- */
 
 /* The part that holds a unit's first piece. */
-static __device__ __forceinline__ int64_t first_part(const fmlac_cut &cut, const pieces *s)
+static __device__ __forceinline__ int32_t first_part(const fmlac_cut &cut, const pieces *s)
 {
-    int64_t part = quotient(s->start + cut.overhead + cut.least - 1, s->per);
+    int32_t part = part_of(s->start + cut.overhead + s->cut.least - 1, s);
     while (part > 0 && border_of(&cut, s, part) != 0) {
         part--;
     }
@@ -264,7 +271,7 @@ extern "C" __global__ void __launch_bounds__(TEAMS *TEAM, 1)
     int64_t block = quotient(blockIdx.x, p.tile_rows), row = blockIdx.x - block * p.tile_rows;
     int64_t unit = quotient(block, cut.columns);
     pieces s;
-    s.column = block - unit * cut.columns;
+    s.column = (int32_t)(block - unit * cut.columns);
 
     ptx_grid_wait();
     find_unit(cut, unit, &s);
@@ -276,7 +283,7 @@ extern "C" __global__ void __launch_bounds__(TEAMS *TEAM, 1)
     }
     joined j = {-FMLAC_INFINITY, 0.0f, -FMLAC_INFINITY};
     float lse, max;
-    for (int64_t k = s.first + thread; k <= s.last; k += TEAM) {
+    for (int32_t k = s.first + thread; k <= s.last; k += TEAM) {
         if (read_scalars(p, &s, k, row, &lse, &max)) {
             j.lse = larger_or_nan(lse, j.lse);
             j.max = larger_or_nan(max, j.max);
@@ -285,7 +292,7 @@ extern "C" __global__ void __launch_bounds__(TEAMS *TEAM, 1)
     j.lse = block_largest(j.lse, largest);
     j.max = block_largest(j.max, largest);
     sums sum = {{0.0f, 0.0f, 0.0f, 0.0f}, 0.0f};
-    for (int64_t base = s.first; base <= s.last; base += TEAM) {
+    for (int32_t base = s.first; base <= s.last; base += TEAM) {
         __syncthreads();
         if (team == 0) {
             bool there = base + thread <= s.last && read_scalars(p, &s, base + thread, row, &lse, &max);

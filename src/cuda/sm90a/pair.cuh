@@ -320,9 +320,10 @@ template <int BLOCKS> static __device__ __forceinline__ void pair(const fmlac_mq
 {
     pair_plan<BLOCKS> *m = (pair_plan<BLOCKS> *)ptx_shared();
     uint32_t rank = ptx_cluster_rank();
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == MMA_WARPS * 32) {
         pair_barriers<BLOCKS>(p, m, rank);
     }
+    walk_costs(p, &m->walk, 512);
     ptx_cluster_sync();
     ptx_grid_wait();
     ptx_grid_launch_dependents();

@@ -26,25 +26,41 @@ typedef struct piece {
 /* Where the scout is. */
 typedef struct piece_walk {
     int64_t at; /* direct: number of the next piece; cut: the next unit */
-    int64_t column;
-    int64_t low, high;       /* cut: costs of this part */
-    int64_t worker, workers; /* of the grid: blocks, or clusters of blocks */
+    cut_view cut;
+    int32_t column;
+    int32_t low, high;       /* cut: costs of this part */
+    int32_t worker, workers; /* of the grid: blocks, or clusters of blocks */
+    int32_t own[FMLAC_OWN_UNITS + 1]; /* costs that the block finds by itself */
 } piece_walk;
 
+/* All threads of the block call; a barrier of the block follows. */
+static __device__ __forceinline__ void walk_costs(const fmlac_mqa &p, piece_walk *walk, int threads)
+{
+    if (p.cut.parts > 0 && p.cut.own) {
+        for (int32_t unit = (int32_t)threadIdx.x; unit < (int32_t)p.cut.units; unit += threads) {
+            walk->own[unit] = unit_cost(&p, unit);
+        }
+    }
+}
+
 /* The whole warp calls, here and below. */
-static __device__ __forceinline__ void walk_begin(const fmlac_mqa &p, piece_walk *walk, int64_t worker, int64_t workers,
+static __device__ __forceinline__ void walk_begin(const fmlac_mqa &p, piece_walk *walk, int32_t worker, int32_t workers,
                                                   int lane)
 {
-    int64_t at = worker, part = 0, column = 0, low = 0, high = 0;
+    int64_t at = worker;
+    int32_t column = 0, low = 0, high = 0;
+    cut_view cut = {nullptr, 0, 0};
     if (p.cut.parts > 0) {
-        part = quotient(worker, p.cut.columns);
-        column = worker - part * p.cut.columns;
-        low = part * p.cut.starts[p.cut.units + 1];
-        high = low + p.cut.starts[p.cut.units + 1];
-        at = unit_at(&p.cut, low, lane);
+        int32_t part = (int32_t)quotient(worker, p.cut.columns);
+        column = worker - part * (int32_t)p.cut.columns;
+        cut = p.cut.own ? cut_find(&p.cut, walk->own, blockIdx.x == 0, lane) : cut_read(&p.cut);
+        low = part * cut.per;
+        high = low + cut.per;
+        at = unit_at(&p.cut, cut.starts, low, lane);
     }
     if (lane == 0) {
         walk->at = at;
+        walk->cut = cut;
         walk->column = column;
         walk->low = low;
         walk->high = high;
@@ -65,7 +81,7 @@ static __device__ __forceinline__ int32_t row_seen(const fmlac_mqa &p, const fml
 }
 
 /* The warp writes the rest of a piece whose work is known. */
-static __device__ __forceinline__ void piece_write(const fmlac_mqa &p, const fmlac_work &w, int64_t begin, int64_t end,
+static __device__ __forceinline__ void piece_write(const fmlac_mqa &p, const fmlac_work &w, int32_t begin, int32_t end,
                                                    int64_t place, piece *to, int lane)
 {
     int32_t all_see = INT32_MAX;
@@ -81,8 +97,8 @@ static __device__ __forceinline__ void piece_write(const fmlac_mqa &p, const fml
     if (lane == 0) {
         to->work = w;
         to->place = place;
-        to->begin = (int32_t)(begin < w.tiles ? begin : w.tiles);
-        to->end = (int32_t)(end < w.tiles ? end : w.tiles);
+        to->begin = begin < (int32_t)w.tiles ? begin : (int32_t)w.tiles;
+        to->end = end < (int32_t)w.tiles ? end : (int32_t)w.tiles;
         to->all_see = all_see;
     }
 }
@@ -92,19 +108,21 @@ static __device__ __forceinline__ void walk_next(const fmlac_mqa &p, piece_walk 
 {
     fmlac_work w;
     const fmlac_cut &cut = p.cut;
+    const cut_view view = walk->cut;
     bool there = false;
     int64_t at = walk->at;
-    for (; !there && (cut.parts == 0 ? at < cut.units * cut.columns : at < cut.units && cut.starts[at] < walk->high);
+    for (; !there && (cut.parts == 0 ? at < cut.units * cut.columns : at < cut.units && view.starts[at] < walk->high);
          at += cut.parts == 0 ? walk->workers : 1) {
-        int64_t unit = at, column = walk->column, begin = 0, end = INT32_MAX;
+        int64_t unit = at, column = walk->column;
+        int32_t begin = 0, end = INT32_MAX;
         bool whole = true, empty = false;
         if (cut.parts == 0) {
             unit = quotient(at, cut.columns);
             column = at - unit * cut.columns;
         } else {
-            int64_t start = cut.starts[at], all = cut.starts[at + 1] - start - cut.overhead;
-            begin = cut_at(&cut, start, all, walk->low);
-            end = cut_at(&cut, start, all, walk->high);
+            int32_t start = view.starts[at], all = view.starts[at + 1] - start - cut.overhead;
+            begin = cut_at(&cut, view, start, all, walk->low);
+            end = cut_at(&cut, view, start, all, walk->high);
             whole = begin == 0 && end == all;
             empty = all == 0 ? start < walk->low : begin == end;
         }

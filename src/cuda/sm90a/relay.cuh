@@ -403,9 +403,10 @@ template <int BLOCKS, int F16, int SOURCE> static __device__ __forceinline__ voi
     constexpr int MMA_REGISTERS = SOURCE == SOURCE_PAGES ? 216 : 200;
     constexpr int PRODUCER_REGISTERS = SOURCE == SOURCE_PAGES ? 72 : SOURCE == SOURCE_ROWS ? 104 : 56;
     plan<BLOCKS> *m = (plan<BLOCKS> *)ptx_shared();
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == MMA_WARPS * 32) {
         init_barriers<BLOCKS, SOURCE>(p, m, PRODUCER_WARPS);
     }
+    walk_costs(p, &m->walk, (MMA_WARPS + PRODUCER_WARPS) * 32);
     __syncthreads();
     ptx_grid_wait();
     ptx_grid_launch_dependents();
