@@ -108,6 +108,7 @@ typedef struct fmlac_cut {
     int64_t parts;         /* 0: direct, block = unit * columns + column, never split */
     int32_t overhead;      /* cost of a piece, in tiles */
     int32_t least;         /* tiles that a piece has at least, unless a part or the whole list is shorter */
+    int32_t longest;       /* cost of a unit whose list is as long as it can be */
     int32_t join;          /* what one part more costs all others, in tiles / 256 */
     int32_t own;           /* blocks find the cut by themselves: units <= FMLAC_OWN_UNITS; 0: the plan kernel does */
     int32_t *starts;       /* workspace: units + 1 costs before each unit, cost of a part, tiles of a piece at least */

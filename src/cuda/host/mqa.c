@@ -233,7 +233,9 @@ static void cut_work(const decision *d, fmlac_mqa *p)
     cut->join = (int32_t)(256 * cut->columns * p->tile_rows * FMLAC_JOIN_PS / 1000 / tile_time(d, p));
     cut->own = cut->units <= FMLAC_OWN_UNITS;
     int64_t blocks = cut->units * cut->columns, enough = (paged ? 64 : 8) * d->slots, list = longest_list(p);
-    bool small = list <= FMLAC_WHOLE_TOKENS, large = (list / p->tile_tokens + 1 + cut->overhead) * cut->units > COST_MAX;
+    int64_t longest = fmlac_ceil(list, p->tile_tokens) + cut->overhead;
+    bool small = list <= FMLAC_WHOLE_TOKENS, large = cut->units > 0 && longest > COST_MAX / cut->units;
+    cut->longest = (int32_t)longest;
     if (!d->may_cut || cut->parts <= 1 || cut->units > UNITS_MAX || blocks > enough || small || large) {
         cut->parts = 0;
     }

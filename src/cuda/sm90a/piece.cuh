@@ -14,12 +14,18 @@
 #define ROWS   FMLAC_HOPPER_ROWS
 #define TOKENS FMLAC_HOPPER_TOKENS
 
+/* 1: what does not depend on lengths is fetched before they are known. */
+#ifndef FMLAC_EARLY
+#define FMLAC_EARLY 1
+#endif
+
 typedef struct piece {
     fmlac_work work;
     int64_t place;      /* of the partial result, -1: the piece is a whole list */
     int32_t begin, end; /* token tiles: positions TOKENS * begin and on of the list */
     int32_t there;      /* 0: no more pieces */
     int32_t all_see;    /* tokens that every row sees; INT32_MAX for index lists */
+    int32_t early;      /* Q set out before the piece was known */
     int32_t seen[ROWS]; /* tokens that a row sees */
 } piece;
 
@@ -30,8 +36,56 @@ typedef struct piece_walk {
     int32_t column;
     int32_t low, high;       /* cut: costs of this part */
     int32_t worker, workers; /* of the grid: blocks, or clusters of blocks */
+    int32_t guess;           /* first query token whose Q has set out; -1: none */
     int32_t own[FMLAC_OWN_UNITS + 1]; /* costs that the block finds by itself */
 } piece_walk;
+
+/*
+ * What the block's first piece is most likely part of, known without lengths: as if all lists were as long as they can
+ * be. If it is so (piece.early), Q need not wait for the scout. begin: the piece's first tile, of index lists.
+ */
+static __device__ __forceinline__ bool walk_guess(const fmlac_mqa &p, int32_t worker, fmlac_work *w, int32_t *begin)
+{
+    const fmlac_cut &cut = p.cut;
+    int32_t columns = (int32_t)cut.columns, part = (int32_t)((uint32_t)worker / (uint32_t)columns), unit = part;
+    *begin = 0;
+    if (FMLAC_EARLY == 0 || (is_paged(&p) && p.cu_seqlens_q)) {
+        return false;
+    }
+    if (cut.parts > 0) {
+        cut_view view;
+        cut_share(&cut, cut.longest * (int32_t)cut.units, &view);
+        int32_t low = part * view.per, tiles = cut.longest - cut.overhead;
+        unit = (int32_t)((uint32_t)low / (uint32_t)cut.longest);
+        *begin = cut_at(&cut, view, unit * cut.longest, tiles, low);
+        if (*begin == tiles) {
+            *begin = 0;
+            unit++;
+        }
+    }
+    if (unit >= (int32_t)cut.units) {
+        return false;
+    }
+    work_rows(&p, unit, worker - part * columns, w);
+    return true;
+}
+
+/* A warp asks for the first entries of the list that is most likely its block's. */
+static __device__ __forceinline__ void prefetch_list(const fmlac_mqa &p, const fmlac_work &w, int32_t begin, int lane)
+{
+    const int32_t *list = nullptr;
+    int64_t entries = 0;
+    if (is_paged(&p) && p.main.block_table) {
+        list = p.main.block_table + w.request * p.main.table_stride;
+        entries = p.main.max_pages;
+    } else if (!is_paged(&p)) {
+        list = index_row(&p, &p.main, w.first, w.kv_head) + begin * TOKENS;
+        entries = p.main.topk - begin * TOKENS;
+    }
+    if (lane * 32 < entries) {
+        ptx_prefetch_l2(list + lane * 32);
+    }
+}
 
 /* All threads of the block call; a barrier of the block follows. */
 static __device__ __forceinline__ void walk_costs(const fmlac_mqa &p, piece_walk *walk, int threads)
@@ -75,6 +129,9 @@ static __device__ __forceinline__ int32_t row_seen(const fmlac_mqa &p, const fml
 {
     if (!is_paged(&p) || row >= w.rows) {
         return INT32_MAX;
+    }
+    if (!p.main.bound.data && (!p.main.causal || w.queries == 1)) {
+        return (int32_t)w.main_count;
     }
     int64_t j = quotient(w.row0 + row, w.group);
     return (int32_t)paged_count(&p, w.request, w.first + j, j, w.queries);
@@ -131,6 +188,10 @@ static __device__ __forceinline__ void walk_next(const fmlac_mqa &p, piece_walk 
         if (there) {
             work_count(&p, &w);
             piece_write(p, w, begin, end, whole ? -1 : walk->worker * 2 + (begin == 0), to, lane);
+            if (lane == 0) {
+                to->early = walk->guess == (int32_t)w.first;
+                walk->guess = -1;
+            }
         }
     }
     __syncwarp();

@@ -5,9 +5,9 @@
 
 #include "plan.cuh"
 
-/* Rows beyond the last are zeros. A barrier of both warpgroups follows. */
+/* The copies set out. Rows beyond the last are zeros. */
 template <int BLOCKS>
-static __device__ __forceinline__ void load_q(const fmlac_mqa &p, const fmlac_work &w, plan<BLOCKS> *m)
+static __device__ __forceinline__ void start_q(const fmlac_mqa &p, const fmlac_work &w, plan<BLOCKS> *m)
 {
     int chunk = threadIdx.x % 8;
     uint32_t q = ptx_shared_address(m->q);
@@ -25,6 +25,11 @@ static __device__ __forceinline__ void load_q(const fmlac_mqa &p, const fmlac_wo
         }
     }
     ptx_copy_async_commit();
+}
+
+/* Those of this thread are there; a barrier of both warpgroups follows. */
+static __device__ __forceinline__ void finish_q(void)
+{
     ptx_copy_async_wait<0>();
     ptx_fence_async_proxy();
 }

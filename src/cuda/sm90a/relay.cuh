@@ -339,11 +339,16 @@ static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> 
         ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[i & 1]), use_parity(i));
         const piece &c = m->pieces[i & 1];
         if (!uniform(c.there)) {
+            ptx_copy_async_wait<0>();
             break;
         }
-        if (has_tiles(c)) {
-            load_q<BLOCKS>(p, c.work, m);
+        if (!uniform(c.early)) {
+            ptx_copy_async_wait<0>(); /* a wrong guess */
+            if (has_tiles(c)) {
+                start_q<BLOCKS>(p, c.work, m);
+            }
         }
+        finish_q();
         ptx_barrier_sync(BARRIER_MMA, 256); /* Q is there; sums of the piece before have been read */
         if (scout) {
             scout_piece(p, m, i + 1);
@@ -395,6 +400,31 @@ static __device__ __forceinline__ void init_barriers(const fmlac_mqa &p, plan<BL
     ptx_mbarrier_init_fence();
 }
 
+/* What need not wait for the scout; a barrier of the block follows. */
+template <int BLOCKS, int SOURCE>
+static __device__ __forceinline__ void prologue(const fmlac_mqa_sm90a &all, plan<BLOCKS> *m, int producer_warps)
+{
+    const fmlac_mqa &p = all.mqa;
+    int warp = threadIdx.x / 32;
+    fmlac_work w;
+    int32_t begin;
+    bool guessed = walk_guess(p, (int32_t)blockIdx.x, &w, &begin);
+    if (threadIdx.x == MMA_WARPS * 32) {
+        if (SOURCE == SOURCE_PAGES) {
+            ptx_tma_prefetch_map(&all.pages);
+        }
+        init_barriers<BLOCKS, SOURCE>(p, m, producer_warps);
+        m->walk.guess = guessed ? (int32_t)w.first : -1;
+    }
+    if (guessed && warp == MMA_WARPS + 1) {
+        prefetch_list(p, w, begin, (int)threadIdx.x % 32);
+    }
+    if (guessed && warp < MMA_WARPS) {
+        start_q<BLOCKS>(p, w, m);
+    }
+    walk_costs(p, &m->walk, (MMA_WARPS + producer_warps) * 32);
+}
+
 /* BLOCKS: 64-dim blocks of a token, 8 or 9. F16: numbers are fp16, not bf16. SOURCE: how tokens come. */
 template <int BLOCKS, int F16, int SOURCE> static __device__ __forceinline__ void relay(const fmlac_mqa_sm90a &all)
 {
@@ -403,10 +433,7 @@ template <int BLOCKS, int F16, int SOURCE> static __device__ __forceinline__ voi
     constexpr int MMA_REGISTERS = SOURCE == SOURCE_PAGES ? 216 : 200;
     constexpr int PRODUCER_REGISTERS = SOURCE == SOURCE_PAGES ? 72 : SOURCE == SOURCE_ROWS ? 104 : 56;
     plan<BLOCKS> *m = (plan<BLOCKS> *)ptx_shared();
-    if (threadIdx.x == MMA_WARPS * 32) {
-        init_barriers<BLOCKS, SOURCE>(p, m, PRODUCER_WARPS);
-    }
-    walk_costs(p, &m->walk, (MMA_WARPS + PRODUCER_WARPS) * 32);
+    prologue<BLOCKS, SOURCE>(all, m, PRODUCER_WARPS);
     __syncthreads();
     ptx_grid_wait();
     ptx_grid_launch_dependents();

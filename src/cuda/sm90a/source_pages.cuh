@@ -65,7 +65,6 @@ template <int BLOCKS> static __device__ __forceinline__ void produce_pages(const
     if (threadIdx.x != MMA_WARPS * 32) {
         return;
     }
-    ptx_tma_prefetch_map(&all.pages);
     slot_uses uses = 0;
 #pragma unroll 1
     for (uint32_t i = 0;; i++) {
