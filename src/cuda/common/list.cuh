@@ -43,6 +43,7 @@ static __device__ __forceinline__ void request_tokens(const int32_t *cu_seqlens,
 static __device__ __forceinline__ int64_t request_of_token(const int32_t *cu_seqlens, int64_t batch, int64_t token)
 {
     int64_t low = 0, high = batch;
+#pragma unroll 1
     while (high - low > 1) {
         int64_t middle = low + (high - low) / 2;
         if (cu_seqlens[middle] <= token) {

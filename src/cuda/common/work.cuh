@@ -8,11 +8,14 @@
  * earlier part) and 2b + 1 (it begins here). Everything follows from starts[], per and least (cut_view): no list of
  * pieces is written, and the combine kernel finds each piece by the same functions.
  *
- * Of few units every block finds costs and sums by itself, which is sooner done than waited for; for many the plan
- * kernel does it once. A block that did it leaves them in the workspace, for the combine kernel.
+ * Of few units every block, of the combine kernels too, finds costs and sums by itself, which is sooner done than
+ * waited for; for many the plan kernel does it once.
  *
  * More parts are not always better: each writes a partial result, which is read again. With T tiles in parts of k, time
  * is about k * tile + T / k * join; so k grows until k (k + 1) >= T * join / tile.
+ *
+ * Much of this is run once, by kernels that were not run before: loops are not unrolled, so that there is less of it to
+ * fetch.
  */
 #ifndef FLASHMLA_CUDA_WORK_CUH
 #define FLASHMLA_CUDA_WORK_CUH
@@ -50,6 +53,7 @@ static __device__ __forceinline__ int64_t ragged_request(const int32_t *cu_seqle
                                                          int64_t group, int64_t tile_rows, int64_t slot)
 {
     int64_t low = 0, high = batch;
+#pragma unroll 1
     while (high - low > 1) {
         int64_t middle = low + (high - low) / 2;
         if (ragged_slot(cu_seqlens, middle, total, group, tile_rows) <= slot) {
@@ -77,6 +81,7 @@ static __device__ __forceinline__ void work_count(const fmlac_mqa *p, fmlac_work
         int64_t at = quotient(w->row0, w->group);
         int64_t end = quotient(w->row0 + w->rows - 1, w->group) + 1;
         at = p->main.bound.data ? at : end - 1; /* causal bounds grow with the query token */
+#pragma unroll 1
         for (; at < end; at++) {
             int64_t seen = paged_count(p, w->request, w->first + at, at, w->queries);
             w->main_count = seen > w->main_count ? seen : w->main_count;
@@ -153,6 +158,7 @@ static __device__ __forceinline__ void cut_share(const fmlac_cut *cut, int32_t t
     int32_t per = (int32_t)((uint32_t)(total + parts - 1) / (uint32_t)parts);
     int64_t enough = (int64_t)tiles * cut->join;
     per = per < 1 ? 1 : per;
+#pragma unroll 1
     while ((int64_t)per * (per + 1) * 256 < enough) {
         per++;
     }
@@ -160,7 +166,7 @@ static __device__ __forceinline__ void cut_share(const fmlac_cut *cut, int32_t t
     view->least = per < cut->least ? per : cut->least;
 }
 
-/* What the plan kernel, or a block, has left in the workspace. */
+/* What the plan kernel has left in the workspace. */
 static __device__ __forceinline__ cut_view cut_read(const fmlac_cut *cut)
 {
     cut_view view = {cut->starts, cut->starts[cut->units + 1], cut->starts[cut->units + 2]};
@@ -182,6 +188,7 @@ static __device__ __forceinline__ int32_t cut_at(const fmlac_cut *cut, const cut
 static __device__ __forceinline__ void sum_costs(int32_t *starts, int32_t units, int lane)
 {
     int32_t before = 0;
+#pragma unroll 1
     for (int32_t base = 0; base < units; base += 32) {
         bool there = base + lane < units;
         int32_t own = there ? starts[base + lane] : 0, sum = own;
@@ -200,30 +207,29 @@ static __device__ __forceinline__ void sum_costs(int32_t *starts, int32_t units,
     __syncwarp();
 }
 
-/* Of few units, by every block for itself: `starts`, of FMLAC_OWN_UNITS + 1, is its own and holds the units' costs; a
- * warp calls. `leaves`: this block leaves the result in the workspace. */
-static __device__ __forceinline__ cut_view cut_find(const fmlac_cut *cut, int32_t *starts, bool leaves, int lane)
+/* Of few units: `starts`, of FMLAC_OWN_UNITS + 1, is the block's own and holds the units' costs; a warp calls. */
+static __device__ __forceinline__ cut_view cut_find(const fmlac_cut *cut, int32_t *starts, int lane)
 {
-    int32_t units = (int32_t)cut->units;
     cut_view view = {starts, 0, 0};
-    sum_costs(starts, units, lane);
-    cut_share(cut, starts[units], &view);
-    if (leaves) {
-        for (int32_t i = lane; i <= units; i += 32) {
-            cut->starts[i] = starts[i];
-        }
-        if (lane == 0) {
-            cut->starts[units + 1] = view.per;
-            cut->starts[units + 2] = view.least;
-        }
-    }
+    sum_costs(starts, (int32_t)cut->units, lane);
+    cut_share(cut, starts[cut->units], &view);
     return view;
+}
+
+/* Their costs, by `threads` threads; a barrier of these follows. */
+static __device__ __forceinline__ void own_costs(const fmlac_mqa *p, int32_t *starts, int threads)
+{
+#pragma unroll 1
+    for (int32_t unit = (int32_t)threadIdx.x; unit < (int32_t)p->cut.units; unit += threads) {
+        starts[unit] = unit_cost(p, unit);
+    }
 }
 
 /* The last unit that starts at or before a cost; all lanes of a warp ask together. */
 static __device__ __forceinline__ int32_t unit_at(const fmlac_cut *cut, const int32_t *starts, int32_t cost, int lane)
 {
     int32_t low = 0, width = (int32_t)cut->units;
+#pragma unroll 1
     while (width > 1) {
         int32_t step = (width + 31) / 32;
         int32_t probe = low + (lane + 1) * step;

@@ -234,7 +234,8 @@ static void cut_work(const decision *d, fmlac_mqa *p)
     cut->own = cut->units <= FMLAC_OWN_UNITS;
     int64_t blocks = cut->units * cut->columns, enough = (paged ? 64 : 8) * d->slots, list = longest_list(p);
     int64_t longest = fmlac_ceil(list, p->tile_tokens) + cut->overhead;
-    bool small = list <= FMLAC_WHOLE_TOKENS, large = cut->units > 0 && longest > COST_MAX / cut->units;
+    bool small = list <= FMLAC_WHOLE_TOKENS;
+    bool large = p->main.pool.page_size > COST_MAX || (cut->units > 0 && longest > COST_MAX / cut->units);
     cut->longest = (int32_t)longest;
     if (!d->may_cut || cut->parts <= 1 || cut->units > UNITS_MAX || blocks > enough || small || large) {
         cut->parts = 0;

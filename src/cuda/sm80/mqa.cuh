@@ -465,12 +465,9 @@ static __device__ __forceinline__ cut_view begin_cut(const fmlac_mqa &p, const m
     if (!p.cut.own) {
         return cut_read(&p.cut);
     }
-#pragma unroll 1
-    for (int32_t unit = lane; unit < (int32_t)p.cut.units; unit += 32) {
-        s.own[unit] = unit_cost(&p, unit);
-    }
+    own_costs(&p, s.own, 32);
     __syncwarp();
-    return cut_find(&p.cut, s.own, blockIdx.x == 0, lane);
+    return cut_find(&p.cut, s.own, lane);
 }
 
 /* All pieces of this block. */

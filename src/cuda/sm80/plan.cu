@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* plan.cu: costs of many units and their running sum, from lengths on the device; one block. See common/work.cuh. */
+#define FMLAC_QUOTIENT_32 /* the host cuts nothing where numbers are long */
+
 #include "common/work.cuh"
 #include "ptx/grid.cuh"
 

@@ -10,6 +10,11 @@
 
 #define OUT_COLUMNS 512
 
+/* 1: floats go out 16 bytes at a time, after an exchange between lanes; 0: 8 bytes at a time. */
+#ifndef FMLAC_STORE_WIDE
+#define FMLAC_STORE_WIDE 1
+#endif
+
 /* lse and maximum of a row go out (`store`: this thread does it); returns what the output is multiplied by. */
 static __device__ __forceinline__ float finish_row(const fmlac_mqa &p, const piece &c, int tile_rows, int row,
                                                    float reference, float max, float sum, bool store)
@@ -67,17 +72,31 @@ static __device__ __forceinline__ void store_16(const float o[128], const float 
     }
 }
 
+/* The same as floats: four lanes write 64 bytes on end. */
 static __device__ __forceinline__ void store_32(const float o[128], const float factor[2], float *const to[2])
 {
     int q = threadIdx.x % 4;
+    bool odd = q & 1;
 #pragma unroll
-    for (int j = 0; j < 32; j++) {
+    for (int j = 0; j < 32; j += 2) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            float2 pair = {o[4 * j + 2 * h] * factor[h], o[4 * j + 2 * h + 1] * factor[h]};
+            float x[4] = {o[4 * j + 2 * h] * factor[h], o[4 * j + 2 * h + 1] * factor[h],
+                          o[4 * j + 4 + 2 * h] * factor[h], o[4 * j + 4 + 2 * h + 1] * factor[h]};
+#if FMLAC_STORE_WIDE
+            float low = __shfl_xor_sync(0xFFFFFFFFu, odd ? x[0] : x[2], 1);
+            float high = __shfl_xor_sync(0xFFFFFFFFu, odd ? x[1] : x[3], 1);
+            float4 four = {odd ? low : x[0], odd ? high : x[1], odd ? x[2] : low, odd ? x[3] : high};
             if (to[h]) {
-                *(float2 *)(to[h] + j * 8 + q * 2) = pair;
+                *(float4 *)(to[h] + j * 8 + (odd ? 8 + (q - 1) * 2 : q * 2)) = four;
             }
+#else
+            float2 first = {x[0], x[1]}, second = {x[2], x[3]};
+            if (to[h]) {
+                *(float2 *)(to[h] + j * 8 + q * 2) = first;
+                *(float2 *)(to[h] + j * 8 + 8 + q * 2) = second;
+            }
+#endif
         }
     }
 }

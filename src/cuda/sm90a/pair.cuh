@@ -330,7 +330,7 @@ template <int BLOCKS>
 static __device__ __forceinline__ void pair_prologue(const fmlac_mqa &p, pair_plan<BLOCKS> *m, uint32_t rank)
 {
     int warp = threadIdx.x / 32;
-    fmlac_work w;
+    fmlac_work w = {};
     int32_t begin;
     bool guessed = walk_guess(p, (int32_t)(blockIdx.x / 2), &w, &begin);
     if (threadIdx.x == MMA_WARPS * 32) {

@@ -91,9 +91,7 @@ static __device__ __forceinline__ void prefetch_list(const fmlac_mqa &p, const f
 static __device__ __forceinline__ void walk_costs(const fmlac_mqa &p, piece_walk *walk, int threads)
 {
     if (p.cut.parts > 0 && p.cut.own) {
-        for (int32_t unit = (int32_t)threadIdx.x; unit < (int32_t)p.cut.units; unit += threads) {
-            walk->own[unit] = unit_cost(&p, unit);
-        }
+        own_costs(&p, walk->own, threads);
     }
 }
 
@@ -107,7 +105,7 @@ static __device__ __forceinline__ void walk_begin(const fmlac_mqa &p, piece_walk
     if (p.cut.parts > 0) {
         int32_t part = (int32_t)quotient(worker, p.cut.columns);
         column = worker - part * (int32_t)p.cut.columns;
-        cut = p.cut.own ? cut_find(&p.cut, walk->own, blockIdx.x == 0, lane) : cut_read(&p.cut);
+        cut = p.cut.own ? cut_find(&p.cut, walk->own, lane) : cut_read(&p.cut);
         low = part * cut.per;
         high = low + cut.per;
         at = unit_at(&p.cut, cut.starts, low, lane);

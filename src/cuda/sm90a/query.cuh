@@ -9,10 +9,10 @@
 template <int BLOCKS>
 static __device__ __forceinline__ void start_q(const fmlac_mqa &p, const fmlac_work &w, plan<BLOCKS> *m)
 {
-    int chunk = threadIdx.x % 8;
+    int thread = (int)ptx_thread(), chunk = thread % 8;
     uint32_t q = ptx_shared_address(m->q);
 #pragma unroll 1
-    for (int row = threadIdx.x / 8; row < ROWS; row += 32) {
+    for (int row = thread / 8; row < ROWS; row += 32) {
         int64_t token;
         int32_t head;
         row_token_head(w, row < w.rows ? row : 0, &token, &head);

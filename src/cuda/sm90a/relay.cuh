@@ -406,7 +406,7 @@ static __device__ __forceinline__ void prologue(const fmlac_mqa_sm90a &all, plan
 {
     const fmlac_mqa &p = all.mqa;
     int warp = threadIdx.x / 32;
-    fmlac_work w;
+    fmlac_work w = {};
     int32_t begin;
     bool guessed = walk_guess(p, (int32_t)blockIdx.x, &w, &begin);
     if (threadIdx.x == MMA_WARPS * 32) {
