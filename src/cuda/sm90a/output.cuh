@@ -166,7 +166,7 @@ template <int BLOCKS>
 static __device__ __forceinline__ void store_rows(const fmlac_mqa &p, const piece &c, const float o[128],
                                                   softmax_rows &rows, plan<BLOCKS> *m, int group)
 {
-    int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+    int thread = (int)ptx_thread(), row = thread % 128 / 32 * 16 + thread % 32 / 4, q = thread % 4; /* read anew */
     if (group == 0) {
         join_sums(rows);
         for (int h = 0; h < 2; h++) {
