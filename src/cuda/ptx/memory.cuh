@@ -51,6 +51,11 @@ PTX_INLINE void ptx_store_shared_128(uint32_t address, const uint32_t x[4])
                  : "memory");
 }
 
+PTX_INLINE void ptx_store_shared_f32x2(uint32_t address, const float x[2])
+{
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x[0]), "f"(x[1]) : "memory");
+}
+
 PTX_INLINE void ptx_load_shared_64(uint32_t x[2], uint32_t address)
 {
     asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(x[0]), "=r"(x[1]) : "r"(address) : "memory");

@@ -291,7 +291,10 @@ static __device__ __forceinline__ void pair_consume(const fmlac_mqa &p, pair_pla
             factor[h] = finish_row(p, c, PAIR_ROWS, row + 8 * h, rows.reference[h], rows.max[h], rows.sum[h],
                                    rank == 0 && thread % 4 == 0);
         }
-        store_output(p, c, PAIR_ROWS, row, o, factor, rank * PAIR_DIMS);
+        if (c.place >= 0) {
+            ptx_barrier_sync(BARRIER_PAIR + v.group, 128); /* Q's place is free */
+        }
+        store_output(p, c, PAIR_ROWS, row, o, factor, rank * PAIR_DIMS, PAIR_AT(q));
         __syncwarp();
         arrive_warp(ptx_shared_address(&m->piece_free[i & 1]));
     }

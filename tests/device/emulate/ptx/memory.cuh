@@ -35,6 +35,10 @@ PTX_INLINE void ptx_store_shared_128(uint32_t a, const uint32_t x[4])
 {
     memcpy(emu_shared() + a, x, 16);
 }
+PTX_INLINE void ptx_store_shared_f32x2(uint32_t a, const float x[2])
+{
+    memcpy(emu_shared() + a, x, 8);
+}
 PTX_INLINE void ptx_load_shared_64(uint32_t x[2], uint32_t a)
 {
     memcpy(x, emu_shared() + a, 8);
