@@ -65,6 +65,7 @@ typedef struct fmlac_list {
     const int32_t *block_table;
     int64_t table_stride;
     int64_t max_pages;
+    int64_t capacity; /* tokens in max_pages pages, at most INT32_MAX */
     const int32_t *seqlens;
     fmlac_lengths bound;
     const int32_t *indices;

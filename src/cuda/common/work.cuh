@@ -78,9 +78,9 @@ static __device__ __forceinline__ void work_count(const fmlac_mqa *p, fmlac_work
     int64_t tokens = p->tile_tokens;
     w->main_count = w->extra_count = 0;
     if (w->rows > 0 && is_paged(p)) {
-        int64_t at = quotient(w->row0, w->group);
-        int64_t end = quotient(w->row0 + w->rows - 1, w->group) + 1;
-        at = p->main.bound.data ? at : end - 1; /* causal bounds grow with the query token */
+        int64_t last = w->row0 + w->rows;
+        int64_t end = last == w->queries * w->group ? w->queries : quotient(last - 1, w->group) + 1;
+        int64_t at = p->main.bound.data ? quotient(w->row0, w->group) : end - 1; /* causal bounds grow */
 #pragma unroll 1
         for (; at < end; at++) {
             int64_t seen = paged_count(p, w->request, w->first + at, at, w->queries);
@@ -216,11 +216,11 @@ static __device__ __forceinline__ cut_view cut_find(const fmlac_cut *cut, int32_
     return view;
 }
 
-/* Their costs, by `threads` threads; a barrier of these follows. */
-static __device__ __forceinline__ void own_costs(const fmlac_mqa *p, int32_t *starts, int threads)
+/* Their costs, by `threads` threads, this one of them; a barrier of these follows. */
+static __device__ __forceinline__ void own_costs(const fmlac_mqa *p, int32_t *starts, int thread, int threads)
 {
 #pragma unroll 1
-    for (int32_t unit = (int32_t)threadIdx.x; unit < (int32_t)p->cut.units; unit += threads) {
+    for (int32_t unit = thread; unit < (int32_t)p->cut.units; unit += threads) {
         starts[unit] = unit_cost(p, unit);
     }
 }

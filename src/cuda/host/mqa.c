@@ -205,11 +205,7 @@ static int64_t tile_time(const decision *d, const fmlac_mqa *p)
 /* Tokens of the longest list that the tensors have room for. */
 static int64_t longest_list(const fmlac_mqa *p)
 {
-    int64_t size = p->main.pool.page_size;
-    if (p->main.kind != FMLAC_LIST_PAGED) {
-        return p->main.topk + p->extra.topk;
-    }
-    return p->main.max_pages > INT32_MAX / size ? INT32_MAX : p->main.max_pages * size;
+    return p->main.kind == FMLAC_LIST_PAGED ? p->main.capacity : p->main.topk + p->extra.topk;
 }
 
 /* Units, columns and parts (common/work.cuh). */

@@ -63,7 +63,7 @@ static __device__ __forceinline__ cut_view block_cut(const fmlac_mqa &p, int thr
         ptx_grid_wait();
         return cut_read(&p.cut);
     }
-    own_costs(&p, own, threads);
+    own_costs(&p, own, (int)threadIdx.x, threads);
     __syncthreads();
     if (threadIdx.x < 32) {
         cut_view view = cut_find(&p.cut, own, (int)threadIdx.x);
@@ -214,7 +214,7 @@ static __device__ __forceinline__ int64_t out_row(const fmlac_mqa &p, const row_
 
 /* ---- few pieces: a warp per row ---------------------------------------------------------------------------------- */
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32) fmlak_mqa_combine_sm80(const __grid_constant__ fmlac_mqa p)
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 4) fmlak_mqa_combine_sm80(const __grid_constant__ fmlac_mqa p)
 {
     const fmlac_cut &cut = p.cut;
     int lane = threadIdx.x % 32;

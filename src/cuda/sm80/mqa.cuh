@@ -465,7 +465,7 @@ static __device__ __forceinline__ cut_view begin_cut(const fmlac_mqa &p, const m
     if (!p.cut.own) {
         return cut_read(&p.cut);
     }
-    own_costs(&p, s.own, 32);
+    own_costs(&p, s.own, lane, 32);
     __syncwarp();
     return cut_find(&p.cut, s.own, lane);
 }

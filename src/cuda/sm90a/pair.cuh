@@ -346,7 +346,7 @@ static __device__ __forceinline__ void pair_prologue(const fmlac_mqa &p, pair_pl
     if (guessed && warp < MMA_WARPS) {
         pair_start_query<BLOCKS>(p, w, warp / 4);
     }
-    walk_costs(p, &m->walk, 512);
+    walk_costs(p, &m->walk, (int)threadIdx.x, 512);
 }
 
 /* BLOCKS: 64-dim blocks of a token, 8 or 9. */

@@ -87,11 +87,11 @@ static __device__ __forceinline__ void prefetch_list(const fmlac_mqa &p, const f
     }
 }
 
-/* All threads of the block call; a barrier of the block follows. */
-static __device__ __forceinline__ void walk_costs(const fmlac_mqa &p, piece_walk *walk, int threads)
+/* By `threads` threads, this one of them; a barrier of the block follows. */
+static __device__ __forceinline__ void walk_costs(const fmlac_mqa &p, piece_walk *walk, int thread, int threads)
 {
     if (p.cut.parts > 0 && p.cut.own) {
-        own_costs(&p, walk->own, threads);
+        own_costs(&p, walk->own, thread, threads);
     }
 }
 

@@ -405,24 +405,29 @@ template <int BLOCKS, int SOURCE>
 static __device__ __forceinline__ void prologue(const fmlac_mqa_sm90a &all, plan<BLOCKS> *m, int producer_warps)
 {
     const fmlac_mqa &p = all.mqa;
-    int warp = threadIdx.x / 32;
+    int thread = (int)threadIdx.x - MMA_WARPS * 32, threads = producer_warps * 32;
+    if (thread >= 0) {
+        if (thread == threads - 1) {
+            if (SOURCE == SOURCE_PAGES) {
+                ptx_tma_prefetch_map(&all.pages);
+            }
+            init_barriers<BLOCKS, SOURCE>(p, m, producer_warps);
+        }
+        walk_costs(p, &m->walk, thread, threads);
+        return;
+    }
     fmlac_work w = {};
     int32_t begin;
     bool guessed = walk_guess(p, (int32_t)blockIdx.x, &w, &begin);
-    if (threadIdx.x == MMA_WARPS * 32) {
-        if (SOURCE == SOURCE_PAGES) {
-            ptx_tma_prefetch_map(&all.pages);
-        }
-        init_barriers<BLOCKS, SOURCE>(p, m, producer_warps);
+    if (threadIdx.x == 0) {
         m->walk.guess = guessed ? (int32_t)w.first : -1;
     }
-    if (guessed && warp == MMA_WARPS + 1) {
-        prefetch_list(p, w, begin, (int)threadIdx.x % 32);
-    }
-    if (guessed && warp < MMA_WARPS) {
+    if (guessed) {
         start_q<BLOCKS>(p, w, m);
     }
-    walk_costs(p, &m->walk, (MMA_WARPS + producer_warps) * 32);
+    if (guessed && threadIdx.x < 32) {
+        prefetch_list(p, w, begin, (int)threadIdx.x);
+    }
 }
 
 /* BLOCKS: 64-dim blocks of a token, 8 or 9. F16: numbers are fp16, not bf16. SOURCE: how tokens come. */
