@@ -76,25 +76,26 @@ static __device__ __forceinline__ cut_view block_cut(const fmlac_mqa &p, int thr
 }
 
 /* lse and maximum of a piece's row; lse is -infinity if nothing was attended there. */
-static __device__ __forceinline__ float2 read_scalars(const fmlac_mqa &p, const pieces *s, int32_t part, int64_t row)
+static __device__ __forceinline__ float2 read_scalars(const fmlac_mqa &p, const pieces *s, int32_t part, int32_t row)
 {
     return *(const float2 *)(p.cut.partial_scalar + (place_of(&p.cut, s, part) * p.tile_rows + row) * 2);
 }
 
 /* Where a row is of queries. */
 typedef struct row_name {
-    int64_t token;
-    int32_t head;
+    int32_t token, head;
     bool there;
 } row_name;
 
-static __device__ __forceinline__ row_name name_row(const fmlac_mqa &p, int32_t unit, int32_t column, int64_t row)
+static __device__ __forceinline__ row_name name_row(const fmlac_mqa &p, int32_t unit, int32_t column, int32_t row)
 {
     fmlac_work w;
     row_name name;
+    int64_t token;
     work_rows(&p, unit, column, &w);
+    row_token_head(w, row, &token, &name.head);
+    name.token = (int32_t)token;
     name.there = row < w.rows;
-    row_token_head(w, (int)row, &name.token, &name.head);
     return name;
 }
 
@@ -103,8 +104,7 @@ static __device__ __forceinline__ void finish(const fmlac_mqa &p, const row_name
 {
     bool lonely = j.total == 0.0f;
     float base2 = j.lse + log2f(j.total);
-    int64_t token = name.token;
-    int32_t head = name.head;
+    int32_t token = name.token, head = name.head;
     if (writes && p.lse.data) {
         ((float *)p.lse.data)[row_offset(&p.lse, &p, token, head)] = lonely ? p.empty_lse : base2 * LN_2 * p.lse_factor;
     }
@@ -123,7 +123,7 @@ typedef struct sums {
 
 /* A thread's four columns of the pieces that are its team's: at `first`, the second at `from`, then `step` floats
  * apart. */
-static __device__ __forceinline__ void load_pieces(float4 x[AHEAD], const float *first, const float *from, int64_t step,
+static __device__ __forceinline__ void load_pieces(float4 x[AHEAD], const float *first, const float *from, int32_t step,
                                                    int count, int team)
 {
     if (team < count) {
@@ -218,9 +218,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 4) fmlak_mqa_combine_sm
 {
     const fmlac_cut &cut = p.cut;
     int lane = threadIdx.x % 32;
-    int64_t row_groups = p.tile_rows / WARPS;
-    int64_t block = quotient(blockIdx.x, row_groups);
-    int64_t row = (blockIdx.x - block * row_groups) * WARPS + threadIdx.x / 32;
+    int32_t row_groups = p.tile_rows / WARPS, block = (int32_t)quotient(blockIdx.x, row_groups);
+    int32_t row = ((int32_t)blockIdx.x - block * row_groups) * WARPS + (int32_t)threadIdx.x / 32;
     pieces s;
     s.first = (int32_t)quotient(block, cut.columns);
     s.column = (int32_t)(block - s.first * cut.columns);
@@ -316,7 +315,7 @@ extern "C" __global__ void __launch_bounds__(TEAMS *TEAM, 16 / AHEAD)
     __shared__ sums others[TEAMS - 1][TEAM];
     const fmlac_cut &cut = p.cut;
     int team = threadIdx.x / TEAM, thread = threadIdx.x % TEAM;
-    int64_t block = quotient(blockIdx.x, p.tile_rows), row = blockIdx.x - block * p.tile_rows;
+    int32_t block = (int32_t)quotient(blockIdx.x, p.tile_rows), row = (int32_t)blockIdx.x - block * p.tile_rows;
     int32_t unit = (int32_t)quotient(block, cut.columns);
     pieces s;
     s.column = (int32_t)(block - unit * cut.columns);
@@ -330,7 +329,7 @@ extern "C" __global__ void __launch_bounds__(TEAMS *TEAM, 16 / AHEAD)
         return;
     }
     /* The first piece of all lies one place further on than the stride of the others says. */
-    const int64_t rows = p.tile_rows * COLUMNS, step = cut.columns * 2 * rows * TEAMS;
+    const int32_t rows = p.tile_rows * COLUMNS, step = (int32_t)cut.columns * 2 * rows * TEAMS;
     const float *from = p.cut.partial + (place_of(&cut, &s, s.first) * p.tile_rows + row) * COLUMNS + thread * 4;
     int32_t left = s.last + 1 - s.first, own = (int32_t)threadIdx.x; /* piece whose weight is this thread's */
     joined j = {-FMLAC_INFINITY, 0.0f, -FMLAC_INFINITY};
