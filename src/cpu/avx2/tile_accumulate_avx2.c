@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * tile_accumulate_avx2.c: sums = sums * alpha + weights^T tile. Dims are the lanes: a strip of two vectors of dims times
- * up to six rows make 12 accumulators; per token, two loads of the tile and a broadcast per row feed 12 multiply-adds.
- * The weights of BLOCK_ROWS rows (12 KB of 48 tokens) stay in L1 while the strips pass. A tile's products are added up
- * from zero and joined to the old sums at the end, which keeps rounding chains as short as a tile.
+ * tile_accumulate_avx2.c: sums = sums * alpha + weights^T tile. Dims are the lanes: a strip of two vectors of dims
+ * times up to six rows make 12 accumulators; per token, two loads of the tile and a broadcast per row feed 12
+ * multiply-adds. The weights of BLOCK_ROWS rows (12 KB of 48 tokens) stay in L1 while the strips pass. The products of
+ * a tile are added up from zero and joined to the old sums at the end: rounding chains are as short as a tile.
  *
  * `visible`: weights of tokens that a row does not see are zero, so they need care only where such a token is
  * not finite.
