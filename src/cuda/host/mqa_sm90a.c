@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * mqa_sm90a.c: when the Hopper attention kernels (sm90a/) take a call, and what they are given: docs/hopper.md. They
- * hold 64 rows and 64 tokens a tile; what they cannot read goes to the portable kernels (mqa.c).
+ * hold 64 rows and 64 (quantised: 48) tokens a tile; what they cannot read goes to the portable kernels (mqa.c).
  */
 #include "cuda_host.h"
 
@@ -32,6 +32,10 @@ extern void fmlak_mqa_pair_bf16_576_sm90a(void);
     {                                                                                                                  \
         name, #name, dtype, FMLAC_HOPPER_ROWS, FMLAC_HOPPER_TOKENS, warps, 227, 0                                      \
     }
+#define CODES(name)                                                                                                    \
+    {                                                                                                                  \
+        name, #name, FMLA_BF16, FMLAC_HOPPER_ROWS, FMLAC_CODES_TOKENS, 16, 227, 0                                      \
+    }
 
 /* [source: pages, rows, codes][dtype: bf16, fp16][dims: 512, 576] */
 static const fmlac_kernel kernels[3][2][2] = {
@@ -39,7 +43,7 @@ static const fmlac_kernel kernels[3][2][2] = {
      {HOPPER(fmlak_mqa_pages_f16_512_sm90a, FMLA_F16, 12), HOPPER(fmlak_mqa_pages_f16_576_sm90a, FMLA_F16, 12)}},
     {{HOPPER(fmlak_mqa_rows_bf16_512_sm90a, FMLA_BF16, 12), HOPPER(fmlak_mqa_rows_bf16_576_sm90a, FMLA_BF16, 12)},
      {HOPPER(fmlak_mqa_rows_f16_512_sm90a, FMLA_F16, 12), HOPPER(fmlak_mqa_rows_f16_576_sm90a, FMLA_F16, 12)}},
-    {{HOPPER(fmlak_mqa_codes_bf16_512_sm90a, FMLA_BF16, 16), HOPPER(fmlak_mqa_codes_bf16_576_sm90a, FMLA_BF16, 16)}},
+    {{CODES(fmlak_mqa_codes_bf16_512_sm90a), CODES(fmlak_mqa_codes_bf16_576_sm90a)}},
 };
 
 /* Pairs of blocks, [dims: 512, 576]. */
@@ -49,7 +53,7 @@ static const fmlac_kernel kernels[3][2][2] = {
     }
 static const fmlac_kernel pairs[2] = {PAIR(fmlak_mqa_pair_bf16_512_sm90a), PAIR(fmlak_mqa_pair_bf16_576_sm90a)};
 
-enum { PAGES, ROWS, CODES };
+enum { FROM_PAGES, FROM_ROWS, FROM_CODES };
 
 typedef CUresult (*encode_tiled)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
                                  const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
@@ -135,14 +139,15 @@ const fmlac_kernel *fmlac_hopper_choose(const fmlac_state *state, const fmlac_mq
     }
     if (reads_codes(p, &p->main) && (!extra || reads_codes(p, &p->extra))) {
         const fmlac_kernel *pair = choose_pair(state, p, extra);
-        return pair ? pair : &kernels[CODES][0][wide];
+        bool fits = FMLAC_RAW_PITCH(p->raw_pitch) <= FMLAC_RAW_PITCH_MAX;
+        return pair ? pair : fits ? &kernels[FROM_CODES][0][wide] : NULL;
     }
     if (!reads_plain(p, &p->main) || (extra && !reads_plain(p, &p->extra))) {
         return NULL;
     }
     bool pages = p->main.kind == FMLAC_LIST_PAGED && p->main.pool.page_size % FMLAC_HOPPER_TOKENS == 0 &&
                  p->main.pool.aligned && state->encode_tensor_map;
-    return &kernels[pages ? PAGES : ROWS][f16][wide];
+    return &kernels[pages ? FROM_PAGES : FROM_ROWS][f16][wide];
 }
 
 /* The main pool as [h_kv][num_pages][page_size][d_qk]. */
@@ -174,8 +179,8 @@ fmla_status fmlac_hopper_enqueue(const fmlac_state *state, const fmlai_call *cal
     int wide = p->d_qk > 512, f16 = p->q.dtype == FMLAC_F16;
     memset(&all.pages, 0, sizeof all.pages);
     all.mqa = *p;
-    if (kernel == &kernels[PAGES][f16][wide] && !encode_pages(state, p, &all.pages)) {
-        kernel = &kernels[ROWS][f16][wide];
+    if (kernel == &kernels[FROM_PAGES][f16][wide] && !encode_pages(state, p, &all.pages)) {
+        kernel = &kernels[FROM_ROWS][f16][wide];
     }
     launch->kernel = (const void *)kernel->function;
     launch->name = kernel->name;

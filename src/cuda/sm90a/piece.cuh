@@ -11,8 +11,14 @@
 #include "common/work.cuh"
 #include "sm90a/params.h"
 
-#define ROWS   FMLAC_HOPPER_ROWS
+#define ROWS FMLAC_HOPPER_ROWS
+
+/* Tokens of a tile. Files of kernels for quantised tokens define FMLAC_CODES. */
+#ifdef FMLAC_CODES
+#define TOKENS FMLAC_CODES_TOKENS
+#else
 #define TOKENS FMLAC_HOPPER_TOKENS
+#endif
 
 typedef struct piece {
     fmlac_work work;

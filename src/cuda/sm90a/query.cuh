@@ -20,7 +20,7 @@ static __device__ __forceinline__ void load_q(const fmlac_mqa &p, const fmlac_wo
 #pragma unroll
         for (int block = 0; block < BLOCKS; block++) {
             bool there = row < w.rows && block * 64 + chunk * 8 < p.d_qk;
-            ptx_copy_async_16(q + chunk_offset(row, block * 8 + chunk), there ? from + block * 128 : p.q.data,
+            ptx_copy_async_16(q + query_offset(row, block * 8 + chunk), there ? from + block * 128 : p.q.data,
                               there ? 16 : 0);
         }
     }

@@ -57,6 +57,10 @@
 
 #include <stddef.h>
 
+/* Scores of a thread. Where all slots share a block for weights, it is free when the follower has used the last. */
+#define SCORES      (TOKENS / 2)
+#define ONE_WEIGHTS (TOKENS < 64)
+
 /* What all lanes have read. Said like this, it and what depends on it live in uniform registers, from where products
  * take their operands' addresses; otherwise four moves stand before every product. */
 static __device__ __forceinline__ uint32_t uniform(uint32_t x)
@@ -75,11 +79,14 @@ typedef struct tile_view {
 template <int BLOCKS> static __device__ __forceinline__ tile_view view_of(uint32_t slot)
 {
     tile_view v;
-    const uint32_t base = ptx_shared_address(ptx_shared()), tile_bytes = BLOCKS * BLOCK_BYTES;
+    const uint32_t base = ptx_shared_address(ptx_shared()), tile_bytes = BLOCKS * TILE_BYTES;
     v.at = base + offsetof(plan<BLOCKS>, k) + slot * tile_bytes;
-    v.weights_at = BLOCKS == 9 ? v.at + 8 * BLOCK_BYTES : base + offsetof(plan<BLOCKS>, weights) + slot * BLOCK_BYTES;
-    v.k = v.left = ptx_wgmma_tile(v.at, BLOCK_BYTES);
-    v.right = ptx_wgmma_advance(v.left, 4 * BLOCK_BYTES);
+    v.weights_at = base + offsetof(plan<BLOCKS>, weights);
+    if (!ONE_WEIGHTS) {
+        v.weights_at = BLOCKS == 9 ? v.at + 8 * BLOCK_BYTES : v.weights_at + slot * BLOCK_BYTES;
+    }
+    v.k = v.left = ptx_wgmma_tile(v.at, TILE_BYTES);
+    v.right = ptx_wgmma_advance(v.left, 4 * TILE_BYTES);
     v.weights = ptx_wgmma_tile(v.weights_at, BLOCK_BYTES);
     return v;
 }
@@ -88,9 +95,10 @@ template <int BLOCKS> static __device__ __forceinline__ tile_view view_of(uint32
 
 /* s = Q * tile^T, portion by portion as they arrive; ends with the commit. `full`: the slot's first barrier. */
 template <int BLOCKS, int F16>
-static __device__ __forceinline__ void start_scores(float s[32], uint32_t q, uint32_t k, uint32_t full, uint32_t parity)
+static __device__ __forceinline__ void start_scores(float s[SCORES], uint32_t q, uint32_t k, uint32_t full,
+                                                    uint32_t parity)
 {
-    ptx_wgmma_hold<32>(s);
+    ptx_wgmma_hold<SCORES>(s);
 #pragma unroll
     for (int at = 0; at < BLOCKS; at++) {
         if (at % 2 == 0 && at < 8) {
@@ -99,8 +107,13 @@ static __device__ __forceinline__ void start_scores(float s[32], uint32_t q, uin
         }
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            uint32_t offset = at * BLOCK_BYTES + i * 32;
-            ptx_wgmma_n64_ss<F16>(s, ptx_wgmma_advance(q, offset), ptx_wgmma_advance(k, offset), at + i > 0);
+            uint32_t of_q = ptx_wgmma_advance(q, at * BLOCK_BYTES + i * 32);
+            uint32_t of_k = ptx_wgmma_advance(k, at * TILE_BYTES + i * 32);
+            if (TOKENS == 48) {
+                ptx_wgmma_n48_ss<F16>(s, of_q, of_k, at + i > 0);
+            } else {
+                ptx_wgmma_n64_ss<F16>(s, of_q, of_k, at + i > 0);
+            }
         }
     }
     ptx_wgmma_commit();
@@ -108,17 +121,17 @@ static __device__ __forceinline__ void start_scores(float s[32], uint32_t q, uin
 
 /* o += weights (registers) * values, ends with the commit. */
 template <int F16, int WIDE>
-static __device__ __forceinline__ void start_values_rs(float o[128], const uint32_t a[16], uint32_t values)
+static __device__ __forceinline__ void start_values_rs(float o[128], const uint32_t a[SCORES / 2], uint32_t values)
 {
     ptx_wgmma_hold<128>(o);
     ptx_wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < 4; k++) {
+    for (int k = 0; k < TOKENS / 16; k++) {
         if (WIDE) {
             ptx_wgmma_n256_rs<F16>(o, a + 4 * k, ptx_wgmma_advance(values, k * 2048), 1);
         } else {
             ptx_wgmma_n128_rs<F16>(o, a + 4 * k, ptx_wgmma_advance(values, k * 2048), 1);
-            ptx_wgmma_n128_rs<F16>(o + 64, a + 4 * k, ptx_wgmma_advance(values, 2 * BLOCK_BYTES + k * 2048), 1);
+            ptx_wgmma_n128_rs<F16>(o + 64, a + 4 * k, ptx_wgmma_advance(values, 2 * TILE_BYTES + k * 2048), 1);
         }
     }
     ptx_wgmma_commit();
@@ -131,13 +144,13 @@ static __device__ __forceinline__ void start_values_ss(float o[128], uint32_t we
     ptx_wgmma_hold<128>(o);
     ptx_wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < 4; k++) {
+    for (int k = 0; k < TOKENS / 16; k++) {
         uint32_t a = ptx_wgmma_advance(weights, k * 32);
         if (WIDE) {
             ptx_wgmma_n256_ss<F16>(o, a, ptx_wgmma_advance(values, k * 2048), 1);
         } else {
             ptx_wgmma_n128_ss<F16>(o, a, ptx_wgmma_advance(values, k * 2048), 1);
-            ptx_wgmma_n128_ss<F16>(o + 64, a, ptx_wgmma_advance(values, 2 * BLOCK_BYTES + k * 2048), 1);
+            ptx_wgmma_n128_ss<F16>(o + 64, a, ptx_wgmma_advance(values, 2 * TILE_BYTES + k * 2048), 1);
         }
     }
     ptx_wgmma_commit();
@@ -182,19 +195,19 @@ template <int F16> static __device__ __forceinline__ void clean_rows(uint32_t ti
 
 /* s as A fragments, to registers and to shared memory, with the references. */
 template <int BLOCKS, int F16>
-static __device__ __forceinline__ void publish(const float s[32], uint32_t a[16], const softmax_rows &rows,
+static __device__ __forceinline__ void publish(const float s[SCORES], uint32_t a[SCORES / 2], const softmax_rows &rows,
                                                uint32_t weights_at, plan<BLOCKS> *m, uint32_t slot)
 {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
 #pragma unroll
-    for (int i = 0; i < 16; i++) {
+    for (int i = 0; i < SCORES / 2; i++) {
         a[i] = F16 ? ptx_pack_f16(s[2 * i], s[2 * i + 1]) : ptx_pack_bf16(s[2 * i], s[2 * i + 1]);
     }
-    if (BLOCKS == 9) {
+    if (BLOCKS == 9 && !ONE_WEIGHTS) {
         ptx_barrier_sync(BARRIER_LEADER, 128); /* all four warps have read the rope dims */
     }
 #pragma unroll
-    for (int k = 0; k < 4; k++) {
+    for (int k = 0; k < TOKENS / 16; k++) {
         ptx_stmatrix_x4(weights_at + chunk_offset(warp * 16 + lane % 16, 2 * k + lane / 16), a + 4 * k);
     }
     if (lane % 4 == 0) {
@@ -228,7 +241,7 @@ static __device__ __forceinline__ void clear_tail(uint32_t tile, int first, uint
 
 /* Scores that have arrived to weights. Returns whether what was summed so far must be multiplied by factor[]. */
 template <int BLOCKS, int F16>
-static __device__ __forceinline__ bool weights_of(float s[32], softmax_rows &rows, float factor[2],
+static __device__ __forceinline__ bool weights_of(float s[SCORES], softmax_rows &rows, float factor[2],
                                                   const plan<BLOCKS> *m, const piece &c, uint32_t slot, uint32_t tile,
                                                   int32_t first)
 {
@@ -256,8 +269,8 @@ static __device__ __forceinline__ uint32_t lead(float o[128], softmax_rows &rows
                                                 const piece &c, slot_uses uses)
 {
     constexpr int WIDE = SOURCE != SOURCE_CODES;
-    float s[32], factor[2];
-    uint32_t a[16], t = 0, more;
+    float s[SCORES], factor[2];
+    uint32_t a[SCORES / 2], t = 0, more;
 #pragma unroll 1
     do {
         const uint32_t slot = t & 1, parity = tile_parity(uses, t), full = ptx_shared_address(m->full[slot]);
@@ -268,10 +281,13 @@ static __device__ __forceinline__ uint32_t lead(float o[128], softmax_rows &rows
         }
         start_scores<BLOCKS, F16>(s, q, v.k, full, parity);
         ptx_wgmma_wait<0>();
-        ptx_wgmma_hold<32>(s);
+        ptx_wgmma_hold<SCORES>(s);
         more = uniform(*(const volatile uint32_t *)&m->more[slot]);
         if (weights_of<BLOCKS, F16>(s, rows, factor, m, c, slot, v.at, first)) {
             rescale(o, factor); /* seldom */
+        }
+        if (ONE_WEIGHTS) { /* the follower is done with the last ones */
+            ptx_mbarrier_wait(ptx_shared_address(&m->free[slot ^ 1][1]), tile_parity(uses, t + 1) ^ 1);
         }
         publish<BLOCKS, F16>(s, a, rows, v.weights_at, m, slot);
         start_values_rs<F16, WIDE>(o, a, v.left);
@@ -327,11 +343,6 @@ template <int BLOCKS, int F16, int SOURCE>
 static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> *m)
 {
     int group = __shfl_sync(0xFFFFFFFFu, (int)(threadIdx.x / 128), 0);
-    bool scout = SOURCE == SOURCE_CODES && threadIdx.x / 32 == MMA_WARPS - 1;
-    if (scout) {
-        walk_begin(p, &m->walk, blockIdx.x, gridDim.x, threadIdx.x % 32);
-        scout_piece(p, m, 0);
-    }
     slot_uses uses = 0;
     uint32_t q = ptx_wgmma_tile(ptx_shared_address(m->q), BLOCK_BYTES);
 #pragma unroll 1
@@ -345,9 +356,6 @@ static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> 
             load_q<BLOCKS>(p, c.work, m);
         }
         ptx_barrier_sync(BARRIER_MMA, 256); /* Q is there; sums of the piece before have been read */
-        if (scout) {
-            scout_piece(p, m, i + 1);
-        }
         float o[128];
         softmax_rows rows = {
             p.scale * LOG2_E, {-FMLAC_INFINITY, -FMLAC_INFINITY}, {-FMLAC_INFINITY, -FMLAC_INFINITY}, {0, 0}};
@@ -373,17 +381,15 @@ static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> 
 /* ---- the block --------------------------------------------------------------------------------------------------- */
 
 template <int BLOCKS, int SOURCE>
-static __device__ __forceinline__ void init_barriers(const fmlac_mqa &p, plan<BLOCKS> *m, int producer_warps)
+static __device__ __forceinline__ void init_barriers(plan<BLOCKS> *m, int producer_warps)
 {
-    int readers = SOURCE == SOURCE_PAGES ? 1 : producer_warps; /* producer warps that read pieces */
-    uint32_t arrivals = SOURCE == SOURCE_PAGES ? 1 : SOURCE == SOURCE_ROWS ? producer_warps * 32 : producer_warps;
+    int readers = SOURCE == SOURCE_ROWS ? producer_warps : 1; /* producer warps that read pieces */
+    uint32_t arrivals = SOURCE == SOURCE_PAGES ? 1 : SOURCE == SOURCE_ROWS ? producer_warps * 32 : CODE_WARPS;
     for (int i = 0; i < 2; i++) {
         for (int j = 0; j < PORTIONS; j++) {
             uint32_t more = 0;
             if (SOURCE == SOURCE_ROWS && j == PORTIONS - 1) {
                 more = 1; /* the mask */
-            } else if (SOURCE == SOURCE_CODES && p.main.pool.rope_dims > 0 && j == PORTIONS - 1) {
-                more = producer_warps * 32; /* every thread's copies */
             }
             ptx_mbarrier_init(ptx_shared_address(&m->full[i][j]), arrivals + more);
         }
@@ -391,6 +397,9 @@ static __device__ __forceinline__ void init_barriers(const fmlac_mqa &p, plan<BL
         ptx_mbarrier_init(ptx_shared_address(&m->free[i][1]), 4);
         ptx_mbarrier_init(ptx_shared_address(&m->piece_full[i]), 1);
         ptx_mbarrier_init(ptx_shared_address(&m->piece_free[i]), MMA_WARPS + readers);
+    }
+    if constexpr (SOURCE == SOURCE_CODES) {
+        init_codes(m);
     }
     ptx_mbarrier_init_fence();
 }
@@ -400,11 +409,11 @@ template <int BLOCKS, int F16, int SOURCE> static __device__ __forceinline__ voi
 {
     const fmlac_mqa &p = all.mqa;
     constexpr int PRODUCER_WARPS = SOURCE == SOURCE_CODES ? 8 : 4;
-    constexpr int MMA_REGISTERS = SOURCE == SOURCE_PAGES ? 216 : 200;
-    constexpr int PRODUCER_REGISTERS = SOURCE == SOURCE_PAGES ? 72 : SOURCE == SOURCE_ROWS ? 104 : 56;
+    constexpr int MMA_REGISTERS = SOURCE == SOURCE_PAGES ? 216 : SOURCE == SOURCE_ROWS ? 200 : 184;
+    constexpr int PRODUCER_REGISTERS = SOURCE == SOURCE_PAGES ? 72 : SOURCE == SOURCE_ROWS ? 104 : 72;
     plan<BLOCKS> *m = (plan<BLOCKS> *)ptx_shared();
     if (threadIdx.x == 0) {
-        init_barriers<BLOCKS, SOURCE>(p, m, PRODUCER_WARPS);
+        init_barriers<BLOCKS, SOURCE>(m, PRODUCER_WARPS);
     }
     __syncthreads();
     ptx_grid_wait();
@@ -414,9 +423,9 @@ template <int BLOCKS, int F16, int SOURCE> static __device__ __forceinline__ voi
         consume<BLOCKS, F16, SOURCE>(p, m);
     } else {
         ptx_registers_give<PRODUCER_REGISTERS>();
-        if (SOURCE == SOURCE_PAGES) {
+        if constexpr (SOURCE == SOURCE_PAGES) {
             produce_pages<BLOCKS>(all, m);
-        } else if (SOURCE == SOURCE_ROWS) {
+        } else if constexpr (SOURCE == SOURCE_ROWS) {
             produce_rows<BLOCKS>(p, m);
         } else {
             produce_codes<BLOCKS>(p, m);

@@ -382,7 +382,7 @@ static void step_issue(void **lanes)
     p.accumulate = first->accumulate;
     p.f16 = first->f16;
     p.a_in_registers = first->a != NULL;
-    p.b_is_wide = first->columns != 64;
+    p.b_is_wide = first->columns > 64;
     p.group = groups[warp];
     products[warp].push_back(p);
 }
