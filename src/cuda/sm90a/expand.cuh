@@ -145,26 +145,34 @@ static __device__ __forceinline__ void load_four(four_codes *x, uint32_t kind, c
 template <int FP4, int F32>
 static __device__ __forceinline__ bool expand_four(const four_codes &x, const uint32_t to[4], bool first, bool last)
 {
-    uint32_t factor[4];
-    bool hard = false;
+    uint32_t factor[4], nan[2] = {0, 0}, fraction[2] = {0, 0}; /* of the first, of the last two */
+    bool far[2] = {false, false};
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        uint32_t nan = 0;
-        bool here;
+        uint32_t bits = x.scale[i];
         if (FP4) { /* an e4m3 number as bf16, by 2^120 */
-            here = (x.scale[i] & 0x7F) == 0x7F;
-            factor[i] = (x.scale[i] & 0x80) << 8 | (x.scale[i] & 0x7F) << 4;
+            far[i / 2] |= (bits & 0x7F) == 0x7F;
+            factor[i] = (bits & 0x80) << 8 | (bits & 0x7F) << 4;
             factor[i] = ptx_multiply_bf16x2(factor[i] | factor[i] << 16, 0x7B807B80u);
+        } else if (F32) {
+            far[i / 2] |= bits - (3u << 23) > (131u << 23) + 0x7FFFFFu;
+            fraction[i / 2] |= bits;
+            factor[i] = __byte_perm(bits, 0, 0x3232) + 120 * 0x00800080u;
         } else {
-            uint32_t exponent = F32 ? x.scale[i] >> 23 : x.scale[i];
-            here = exponent - 3 > 131 || (F32 && (x.scale[i] & 0x7FFFFF) != 0);
-            factor[i] = (exponent + 120) * 0x00800080u;
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                nan |= (x.codes[i][j] & 0x7F7F7F7Fu) + 0x01010101u;
-            }
+            far[i / 2] |= bits - 3 > 131;
+            factor[i] = bits * 0x00800080u + 120 * 0x00800080u;
         }
-        hard = hard || ((i < 2 ? first : last) && (here || (nan & 0x80808080u) != 0));
+#pragma unroll
+        for (int j = 0; j < 4 && !FP4; j++) {
+            nan[i / 2] |= (x.codes[i][j] & 0x7F7F7F7Fu) + 0x01010101u;
+        }
+    }
+    bool hard = false;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        uint32_t wrong = (nan[i] & 0x80808080u) | (F32 ? fraction[i] & 0x7FFFFFu : 0);
+        bool here = far[i] | (wrong != 0);
+        hard |= (i == 0 ? first : last) & here;
     }
     if (__any_sync(0xFFFFFFFFu, hard)) {
         return false;

@@ -63,14 +63,12 @@ typedef struct list_scan {
     int32_t have_main, have;          /* entries in the ring: of the main list, which come first; all */
 } list_scan;
 
-/* CODES: what is known of a tile whose places are found. */
-typedef struct tile_note {
-    uint8_t there[TOKENS / 8]; /* bit: token is attended */
-    uint8_t extra;             /* of the extra pool */
-    uint8_t follows;           /* FOLLOWS_TILE, FOLLOWS_PIECE; FOLLOWS_NONE: no tile at all, and none follows */
-} tile_note;
-
-enum { FOLLOWS_NONE, FOLLOWS_PIECE, FOLLOWS_TILE };
+/* CODES: what an expanding warp must know of a tile: which of its rows are attended, a bit for each; of the extra pool;
+ * what follows. NOTE_END: no tile at all, and none follows. */
+#define NOTE_THERE 0xFFu
+#define NOTE_EXTRA_POOL 0x100u
+#define NOTE_NEXT  0x200u /* another tile of the piece */
+#define NOTE_END   0x400u
 
 /* BLOCKS: 8 (d_qk <= 512) or 9 (<= 576). Weights of slot s lie in its rope block, which V does not use; without one
  * they have their own block. CODES: both slots share one block for weights. */
@@ -92,12 +90,19 @@ template <int BLOCKS> struct plan {
     piece_walk walk; /* the scout's own */
     /* CODES: places of the tokens of tiles, and when they are known and used up; raw rows of a batch are there. */
     token_place places[PLACES][TOKENS];
-    tile_note notes[PLACES];
+    uint32_t notes[PLACES][CODE_WARPS];
     uint64_t places_full[PLACES], places_empty[PLACES];
     uint64_t raw_full[CODE_WARPS][BATCHES_MAX];
 };
 
 static_assert(sizeof(plan<8>) <= 232448 && sizeof(plan<9>) <= 232448, "a block of sm_90 has 227 KiB");
+
+/* What all lanes have read. Said like this, it and what depends on it live in uniform registers, from where products
+ * take their operands' addresses; otherwise four moves stand before every product. */
+static __device__ __forceinline__ uint32_t uniform(uint32_t x)
+{
+    return __shfl_sync(0xFFFFFFFFu, x, 0);
+}
 
 /* Parity of use number n of a barrier or buffer that comes twice. */
 static __device__ __forceinline__ uint32_t use_parity(uint32_t n)

@@ -61,13 +61,6 @@
 #define SCORES      (TOKENS / 2)
 #define ONE_WEIGHTS (TOKENS < 64)
 
-/* What all lanes have read. Said like this, it and what depends on it live in uniform registers, from where products
- * take their operands' addresses; otherwise four moves stand before every product. */
-static __device__ __forceinline__ uint32_t uniform(uint32_t x)
-{
-    return __shfl_sync(0xFFFFFFFFu, x, 0);
-}
-
 /* A tile as operands, and its shared addresses. */
 typedef struct tile_view {
     uint32_t k;              /* K-major */

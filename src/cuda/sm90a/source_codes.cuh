@@ -29,7 +29,7 @@
 #include "ptx/tma.cuh"
 #include "source.cuh"
 
-#define WARP_ROWS 8 /* of a tile, one byte of tile_note.there */
+#define WARP_ROWS 8 /* of a tile, NOTE_THERE */
 
 #ifdef FMLAC_CODES
 static_assert(CODE_WARPS * WARP_ROWS == TOKENS && CODE_BATCHES * BATCH_ROWS == WARP_ROWS, "every row has a warp");
@@ -61,6 +61,7 @@ static __device__ __forceinline__ void note_tile(const fmlac_mqa &p, const fmlac
                                                  const tile_tokens &found, int32_t position, uint32_t at)
 {
     int lane = threadIdx.x % 32;
+    uint32_t note = (found.extra ? NOTE_EXTRA_POOL : 0) | (found.more ? NOTE_NEXT : 0);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         int row = 32 * h + lane;
@@ -69,13 +70,9 @@ static __device__ __forceinline__ void note_tile(const fmlac_mqa &p, const fmlac
         if (row < TOKENS) {
             m->places[at][row] = place;
         }
-        if (lane < 4 && 32 * h + 8 * lane < TOKENS) {
-            m->notes[at].there[4 * h + lane] = (uint8_t)(there >> 8 * lane);
+        if (lane < 4 && 4 * h + lane < CODE_WARPS) {
+            m->notes[at][4 * h + lane] = (there >> WARP_ROWS * lane & NOTE_THERE) | note;
         }
-    }
-    if (lane == 0) {
-        m->notes[at].extra = found.extra;
-        m->notes[at].follows = found.more ? FOLLOWS_TILE : FOLLOWS_PIECE;
     }
     __syncwarp();
     if (lane == 0) {
@@ -118,8 +115,11 @@ template <int BLOCKS> static __device__ __forceinline__ void find_tiles(const fm
         }
     }
     ptx_mbarrier_wait(ptx_shared_address(&m->places_empty[tile % PLACES]), (tile / PLACES & 1) ^ 1);
+    if (lane < CODE_WARPS) {
+        m->notes[tile % PLACES][lane] = NOTE_END;
+    }
+    __syncwarp();
     if (lane == 0) {
-        m->notes[tile % PLACES].follows = FOLLOWS_NONE;
         ptx_mbarrier_arrive(ptx_shared_address(&m->places_full[tile % PLACES]));
     }
 }
@@ -131,15 +131,15 @@ typedef struct code_fetch {
     uint32_t raw, full;          /* shared addresses: its rows, its barriers */
     uint32_t pitch, places;      /* of a row; batches that fit */
     uint32_t tile, batch, place; /* tile: of all pieces */
+    uint32_t note;               /* of the tile */
     uint32_t ahead;              /* batches under way */
-    bool ended;
 } code_fetch;
 
 static __device__ __forceinline__ code_fetch fetch_begin(const fmlac_mqa &p, uint32_t raw, uint32_t raw_bytes,
                                                          uint32_t full, uint32_t warp)
 {
     code_fetch f = {0, full + warp * BATCHES_MAX * 8, (uint32_t)FMLAC_RAW_PITCH(p.raw_pitch), BATCHES_MAX, 0, 0, 0,
-                    0, false};
+                    0, 0};
     while (f.places > 1 && f.places * CODE_WARPS * BATCH_ROWS * f.pitch > raw_bytes) {
         f.places--;
     }
@@ -147,117 +147,116 @@ static __device__ __forceinline__ code_fetch fetch_begin(const fmlac_mqa &p, uin
     return f;
 }
 
-/* Rows at any address: the warp copies one after another. */
-static __device__ __forceinline__ void fetch_bytes(const fmlac_pool &pool, const token_place &place, uint32_t to,
-                                                   uint32_t pitch)
+/* A row at any address; the whole warp copies. */
+static __device__ __forceinline__ void fetch_bytes(const fmlac_pool &pool, const token_place &place, uint32_t to)
 {
     int lane = threadIdx.x % 32, scales_at = pool.raw_scales - pool.scale_offset;
+    const uint8_t *scales = place.row + place.scales - pool.scale_offset;
 #pragma unroll 1
-    for (int row = 0; row < BATCH_ROWS; row++, to += pitch) {
-        const uint8_t *from = (const uint8_t *)__shfl_sync(0xFFFFFFFFu, (unsigned long long)place.row, row);
-        const uint8_t *scales = from + __shfl_sync(0xFFFFFFFFu, place.scales, row) - pool.scale_offset;
-        if (from) {
-#pragma unroll 1
-            for (int at = lane; at < pool.data_row_bytes; at += 32) {
-                ptx_store_shared_u8(to + at, from[at]);
-            }
-#pragma unroll 1
-            for (int at = lane; at < pool.scale_row_bytes; at += 32) {
-                ptx_store_shared_u8(to + scales_at + at, scales[at]);
-            }
-        }
+    for (int at = lane; at < pool.data_row_bytes; at += 32) {
+        ptx_store_shared_u8(to + at, place.row[at]);
     }
-    ptx_fence_async_proxy(); /* the next copy to here may be a bulk copy */
+#pragma unroll 1
+    for (int at = lane; at < pool.scale_row_bytes; at += 32) {
+        ptx_store_shared_u8(to + scales_at + at, scales[at]);
+    }
 }
 
-/* Starts the copies of four rows, which lanes 0..3 name. */
-static __device__ __forceinline__ void fetch_rows(const fmlac_pool &pool, const token_place &place, uint32_t to,
-                                                  uint32_t pitch, uint32_t full)
+/* Scales that do not lie in the row: lanes 0..3 copy those of a row each. */
+static __device__ __forceinline__ void fetch_scales(const fmlac_pool &pool, const token_place *places, uint32_t there,
+                                                    uint32_t to, uint32_t pitch)
 {
-    uint32_t lane = threadIdx.x % 32, row_bytes = pool.data_row_bytes, scale_bytes = pool.scale_row_bytes;
-    uint32_t there = __ballot_sync(0xFFFFFFFFu, place.row != nullptr);
-    bool straight = pool.aligned;
-    if (!straight) {
-        fetch_bytes(pool, place, to, pitch);
-    }
-    __syncwarp();
-    if (lane == 0) {
-        ptx_mbarrier_arrive_expect(full, straight ? __popc(there) * row_bytes : 0);
-    }
-    if (straight && place.row) {
-        const uint8_t *scales = place.row + place.scales - pool.scale_offset;
-        uint32_t to_scales = to + lane * pitch + row_bytes;
-        uint32_t unit = scale_bytes % 16 == 0 ? 16 : 8;
+    uint32_t lane = threadIdx.x % 32, bytes = pool.scale_row_bytes, unit = bytes % 16 == 0 ? 16 : 8;
+    if (lane < BATCH_ROWS && (there >> lane & 1) != 0) {
+        const uint8_t *from = places[lane].row + places[lane].scales - pool.scale_offset;
+        to += lane * pitch + pool.data_row_bytes;
 #pragma unroll 1
-        for (uint32_t at = 0; at < scale_bytes; at += unit) {
+        for (uint32_t at = 0; at < bytes; at += unit) {
             if (unit == 16) {
-                ptx_copy_async_16(to_scales + at, scales + at, 16);
+                ptx_copy_async_16(to + at, from + at, 16);
             } else {
-                ptx_copy_async_8(to_scales + at, scales + at, 8);
+                ptx_copy_async_8(to + at, from + at, 8);
             }
         }
+    }
+}
+
+/* Starts the copies of four rows; `there`: a bit for each that is attended. */
+static __device__ __forceinline__ void fetch_rows(const fmlac_pool &pool, const token_place *places, uint32_t there,
+                                                  uint32_t to, uint32_t pitch, uint32_t full)
+{
+    uint32_t row_bytes = pool.data_row_bytes;
+    if (!pool.aligned) {
+#pragma unroll 1
+        for (int row = 0; row < BATCH_ROWS; row++) {
+            if (there >> row & 1) {
+                fetch_bytes(pool, places[row], to + row * pitch);
+            }
+        }
+        ptx_fence_async_proxy(); /* the next copy to here may be a bulk copy */
+        __syncwarp();
+        row_bytes = there = 0;
+    } else if (pool.scale_row_bytes > 0) {
+        fetch_scales(pool, places, there, to, pitch);
     }
     ptx_copy_async_commit();
-    __syncwarp();
-    if (straight && place.row) {
-        ptx_bulk_load(to + lane * pitch, place.row, row_bytes, full);
+    if (ptx_elect()) {
+        ptx_mbarrier_arrive_expect(full, __popc(there) * row_bytes);
+#pragma unroll
+        for (int row = 0; row < BATCH_ROWS; row++) {
+            if (there >> row & 1) {
+                ptx_bulk_load(to + row * pitch, places[row].row, row_bytes, full);
+            }
+        }
     }
+    __syncwarp();
 }
 
-/* Fetches what there is room for and whose places are known; `wait`: one batch at least, if any is left. */
+/* Fetches the next batch; `wait`: for its places, if they are not yet known. Returns whether there was one. */
 template <int BLOCKS>
-static __device__ __forceinline__ void fetch_more(const fmlac_mqa &p, plan<BLOCKS> *m, code_fetch &f, uint32_t warp,
+static __device__ __forceinline__ bool fetch_next(const fmlac_mqa &p, plan<BLOCKS> *m, code_fetch &f, uint32_t warp,
                                                   bool wait)
 {
-    uint32_t lane = threadIdx.x % 32;
-#pragma unroll 1
-    while (f.ahead < f.places && !f.ended) {
-        uint32_t at = f.tile % PLACES, parity = f.tile / PLACES & 1;
-        uint32_t barrier = ptx_shared_address(&m->places_full[at]);
-        if (wait && f.ahead == 0) {
+    uint32_t at = f.tile % PLACES;
+    if (f.batch == 0) {
+        uint32_t barrier = ptx_shared_address(&m->places_full[at]), parity = f.tile / PLACES & 1;
+        if (wait) {
             ptx_mbarrier_wait(barrier, parity);
         } else if (!__all_sync(0xFFFFFFFFu, ptx_mbarrier_try(barrier, parity))) {
-            return;
+            return false;
         }
-        const tile_note &note = m->notes[at];
-        f.ended = __shfl_sync(0xFFFFFFFFu, note.follows, 0) == FOLLOWS_NONE;
-        if (!f.ended) {
-            token_place place = {nullptr, 0};
-            if (lane < BATCH_ROWS) {
-                place = m->places[at][warp * WARP_ROWS + f.batch * BATCH_ROWS + lane];
-            }
-            fetch_rows(pool_of(p, __shfl_sync(0xFFFFFFFFu, note.extra, 0) != 0), place,
-                       f.raw + f.place * BATCH_ROWS * f.pitch, f.pitch, f.full + f.place * 8);
-            f.ahead++;
-            f.place = f.place + 1 == f.places ? 0 : f.place + 1;
-            f.batch = f.batch + 1 == CODE_BATCHES ? 0 : f.batch + 1;
-            f.tile += f.batch == 0;
+        f.note = uniform(m->notes[at][warp]);
+        if (f.note & NOTE_END) {
+            return false;
         }
     }
+    uint32_t first = f.batch * BATCH_ROWS;
+    fetch_rows(pool_of(p, (f.note & NOTE_EXTRA_POOL) != 0), m->places[at] + warp * WARP_ROWS + first,
+               f.note >> first & 15, f.raw + f.place * BATCH_ROWS * f.pitch, f.pitch, f.full + f.place * 8);
+    f.ahead++;
+    f.place = f.place + 1 == f.places ? 0 : f.place + 1;
+    f.batch = f.batch + 1 == CODE_BATCHES ? 0 : f.batch + 1;
+    f.tile += f.batch == 0;
+    return true;
 }
 
 /* Until the oldest batch under way, at `place`, is there. */
-static __device__ __forceinline__ void fetch_wait(const code_fetch &f, uint32_t place, uint32_t parity)
+static __device__ __forceinline__ void fetch_wait(const code_fetch &f, uint32_t place, uint32_t parity, bool copies)
 {
     ptx_mbarrier_wait(f.full + place * 8, parity);
-    if (f.ahead >= 3) {
-        ptx_copy_async_wait<2>();
-    } else if (f.ahead == 2) {
-        ptx_copy_async_wait<1>();
-    } else {
-        ptx_copy_async_wait<0>();
+    if (copies) { /* of scales */
+        if (f.ahead >= 3) {
+            ptx_copy_async_wait<2>();
+        } else if (f.ahead == 2) {
+            ptx_copy_async_wait<1>();
+        } else {
+            ptx_copy_async_wait<0>();
+        }
+        __syncwarp();
     }
-    __syncwarp();
 }
 
 /* ---- expanding --------------------------------------------------------------------------------------------------- */
-
-/* A lane's part of the rows of a pool: the kind of their codes; in a raw row its codes of dims 0..255 and of dims
- * 256..511, and their scales. */
-typedef struct code_lane {
-    uint32_t kind;
-    uint32_t codes[2], scale[2];
-} code_lane;
 
 /* First dim of the lane's segment in each half of a token. */
 static __device__ __forceinline__ uint32_t segment_dim(void)
@@ -266,25 +265,10 @@ static __device__ __forceinline__ uint32_t segment_dim(void)
     return ((lane & 3) | lane >> 3 << 2) * 16;
 }
 
-static __device__ __forceinline__ code_lane lane_of(const fmlac_pool &pool)
+/* Where the scale of the lane's segment of dims 0..255 lies in a raw row. */
+static __device__ __forceinline__ uint32_t lane_scale(const fmlac_pool &pool)
 {
-    code_lane l;
-    uint32_t size = pool.scale == FMLAC_F32 ? 4 : 1, dim = segment_dim();
-    l.kind = code_kind(pool);
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        l.codes[h] = (dim + 256 * h) >> (l.kind & KIND_FP4 ? 1 : 0);
-        l.scale[h] = pool.raw_scales + ((dim + 256 * h) >> pool.group_shift) * size;
-    }
-    return l;
-}
-
-static __device__ __forceinline__ code_lane select_lane(bool second, const code_lane &a, const code_lane &b)
-{
-    code_lane l = {second ? b.kind : a.kind,
-                   {second ? b.codes[0] : a.codes[0], second ? b.codes[1] : a.codes[1]},
-                   {second ? b.scale[0] : a.scale[0], second ? b.scale[1] : a.scale[1]}};
-    return l;
+    return pool.raw_scales + (segment_dim() >> pool.group_shift) * (pool.scale == FMLAC_F32 ? 4 : 1);
 }
 
 /* What a lane holds of a batch. */
@@ -293,17 +277,19 @@ typedef struct code_batch {
     uint32_t rope[4]; /* chunk lane % 8 of row lane / 8 */
 } code_batch;
 
-static __device__ __forceinline__ void load_batch(code_batch *b, const code_lane &l, uint32_t raw, uint32_t pitch,
-                                                  const fmlac_pool &pool)
+/* `scale`: lane_scale. */
+static __device__ __forceinline__ void load_batch(code_batch *b, const fmlac_pool &pool, uint32_t kind, uint32_t scale,
+                                                  uint32_t raw, uint32_t pitch)
 {
-    uint32_t lane = threadIdx.x % 32, codes_at[4], scale_at[4];
+    uint32_t lane = threadIdx.x % 32, codes_at[4], scale_at[4], dim = segment_dim();
+    uint32_t half = pool.group_shift < 8 ? (256u >> pool.group_shift) * (kind & KIND_F32 ? 4 : 1) : 0;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        uint32_t row = raw + (i % 2 * 2 + (lane >> 2 & 1)) * pitch;
-        codes_at[i] = row + l.codes[i / 2];
-        scale_at[i] = row + l.scale[i / 2];
+        uint32_t row = raw + (lane >> 2 & 1) * pitch + i % 2 * 2 * pitch;
+        codes_at[i] = row + (kind & KIND_FP4 ? (dim + i / 2 * 256) / 2 : dim + i / 2 * 256);
+        scale_at[i] = row + scale + i / 2 * half;
     }
-    load_four(&b->x, l.kind, codes_at, scale_at);
+    load_four(&b->x, kind, codes_at, scale_at);
     if (pool.rope_dims > 0) {
         ptx_load_shared_128(b->rope, raw + lane / 8 * pitch + pool.rope_offset + lane % 8 * 16);
     }
@@ -339,32 +325,30 @@ static __device__ __forceinline__ void store_batch(const fmlac_pool &pool, const
         to[i] = (place ^ row << 4) + row * 128 + i / 2 * 4 * TILE_BYTES;
         attended |= (there >> (i % 2 * 2 + token) & 1) << i;
     }
-    if (!expand_four_of(kind, b.x, to, true, last)) {
-        expand_four_hard(pool, kind, b.x, to, last ? 15 : 3, attended);
-    }
     if (pool.rope_dims > 0) {
         uint32_t row = batch * BATCH_ROWS + lane / 8;
         ptx_store_shared_128(first_row + chunk_offset(row, pool.quant_dims / 8 + lane % 8), b.rope);
+    }
+    if (!expand_four_of(kind, b.x, to, true, last)) {
+        expand_four_hard(pool, kind, b.x, to, last ? 15 : 3, attended);
     }
 }
 
 /* The warp's rows of a tile are there. */
 template <int BLOCKS>
-static __device__ __forceinline__ void tile_done(plan<BLOCKS> *m, uint32_t slot, uint32_t warp, const tile_note &note,
+static __device__ __forceinline__ void tile_done(plan<BLOCKS> *m, uint32_t slot, uint32_t warp, uint32_t note,
                                                  uint32_t place)
 {
     uint32_t lane = threadIdx.x % 32;
     if (lane == 0) {
-        ((volatile uint8_t *)m->mask[slot])[warp] = note.there[warp];
-        m->more[slot] = note.follows == FOLLOWS_TILE;
+        ((volatile uint8_t *)m->mask[slot])[warp] = (uint8_t)note;
+        m->more[slot] = note & NOTE_NEXT;
     }
     ptx_fence_async_proxy();
     __syncwarp();
-    if (lane < PORTIONS) {
-        ptx_mbarrier_arrive(ptx_shared_address(&m->full[slot][lane]));
-    }
-    if (lane == PORTIONS) {
-        ptx_mbarrier_arrive(ptx_shared_address(&m->places_empty[place]));
+    if (lane <= PORTIONS) {
+        uint32_t full = ptx_shared_address(&m->full[slot][lane]);
+        ptx_mbarrier_arrive(lane < PORTIONS ? full : ptx_shared_address(&m->places_empty[place]));
     }
 }
 
@@ -373,20 +357,23 @@ template <int BLOCKS>
 static __device__ __forceinline__ void expand_tiles(const fmlac_mqa &p, plan<BLOCKS> *m, uint32_t warp)
 {
     code_fetch f = fetch_begin(p, ptx_shared_address(m->raw), sizeof m->raw, ptx_shared_address(m->raw_full), warp);
-    const code_lane lane_main = lane_of(p.main.pool);
-    const code_lane lane_extra = p.extra.kind == FMLAC_LIST_NONE ? lane_main : lane_of(p.extra.pool);
-    uint32_t tile = 0, batch = 0, place = 0, turn = 0; /* of the batch at hand; turn: of the raw rows */
-    uint32_t t = 0;                                    /* of the piece's tiles */
+    const bool both = p.extra.kind != FMLAC_LIST_NONE;
+    const uint32_t main_kind = code_kind(p.main.pool), extra_kind = both ? code_kind(p.extra.pool) : 0;
+    const uint32_t main_scale = lane_scale(p.main.pool), extra_scale = both ? lane_scale(p.extra.pool) : 0;
+    const bool copies = p.main.pool.scale_row_bytes > 0 || (both && p.extra.pool.scale_row_bytes > 0);
+    uint32_t tile = 0, batch = 0, place = 0, turn = 0, note = 0; /* of the batch at hand; turn: of the raw rows */
+    uint32_t t = 0;                                              /* of the piece's tiles */
     slot_uses uses = 0;
 #pragma unroll 1
     for (;;) {
-        bool have = f.ahead > 0, extra = false;
-        code_batch b = {};
+        bool have = f.ahead > 0;
+        code_batch b;
         if (have) {
-            extra = __shfl_sync(0xFFFFFFFFu, m->notes[tile % PLACES].extra, 0) != 0;
-            fetch_wait(f, place, turn);
-            load_batch(&b, select_lane(extra, lane_main, lane_extra), f.raw + place * BATCH_ROWS * f.pitch, f.pitch,
-                       pool_of(p, extra));
+            note = batch == 0 ? uniform(m->notes[tile % PLACES][warp]) : note;
+            bool extra = (note & NOTE_EXTRA_POOL) != 0;
+            fetch_wait(f, place, turn, copies);
+            load_batch(&b, pool_of(p, extra), extra ? extra_kind : main_kind, extra ? extra_scale : main_scale,
+                       f.raw + place * BATCH_ROWS * f.pitch, f.pitch);
             __syncwarp();
             f.ahead--;
             place++;
@@ -395,32 +382,34 @@ static __device__ __forceinline__ void expand_tiles(const fmlac_mqa &p, plan<BLO
                 turn ^= 1;
             }
         }
-        fetch_more(p, m, f, warp, !have);
+#pragma unroll 1
+        while (fetch_next(p, m, f, warp, f.ahead == 0 && !have) && f.ahead < f.places) {
+        }
         if (!have) {
             if (f.ahead == 0) {
                 return;
             }
             continue;
         }
-        uint32_t slot = t & 1, parity = tile_parity(uses, t) ^ 1, kind = extra ? lane_extra.kind : lane_main.kind;
-        const tile_note &note = m->notes[tile % PLACES];
-        uint32_t there = __shfl_sync(0xFFFFFFFFu, note.there[warp], 0) >> (batch * BATCH_ROWS) & 15;
+        uint32_t slot = t & 1, there = note >> batch * BATCH_ROWS & 15;
+        bool extra = (note & NOTE_EXTRA_POOL) != 0;
         if (there != 15) {
-            clear_absent(&b, kind, there);
+            clear_absent(&b, extra ? extra_kind : main_kind, there);
         }
         if (batch == 0) {
+            uint32_t parity = tile_parity(uses, t) ^ 1;
             ptx_mbarrier_wait(ptx_shared_address(&m->free[slot][0]), parity);
             ptx_mbarrier_wait(ptx_shared_address(&m->free[slot][1]), parity);
         }
-        store_batch(pool_of(p, extra), b, kind, ptx_shared_address(m->k[slot]) + warp * WARP_ROWS * 128, batch, there);
+        store_batch(pool_of(p, extra), b, extra ? extra_kind : main_kind,
+                    ptx_shared_address(m->k[slot]) + warp * WARP_ROWS * 128, batch, there);
         batch++;
         if (batch == CODE_BATCHES) {
-            bool more = __shfl_sync(0xFFFFFFFFu, note.follows, 0) == FOLLOWS_TILE;
             tile_done(m, slot, warp, note, tile % PLACES);
             batch = 0;
             tile++;
             t++;
-            if (!more) {
+            if ((note & NOTE_NEXT) == 0) {
                 uses = uses_after(uses, t);
                 t = 0;
             }
