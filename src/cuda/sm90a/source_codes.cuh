@@ -181,23 +181,37 @@ static __device__ __forceinline__ void fetch_scales(const fmlac_pool &pool, cons
     }
 }
 
+/* The four rows of a batch that cannot be copied as they are: at any address, or with scales elsewhere. */
+static __device__ __forceinline__ void fetch_apart(const fmlac_pool &pool, const token_place *places, uint32_t there,
+                                                   uint32_t to, uint32_t pitch)
+{
+    if (pool.aligned) {
+        fetch_scales(pool, places, there, to, pitch);
+        return;
+    }
+#pragma unroll 1
+    for (int row = 0; row < BATCH_ROWS; row++) {
+        if (there >> row & 1) {
+            fetch_bytes(pool, places[row], to + row * pitch);
+        }
+    }
+    ptx_fence_async_proxy(); /* the next copy to here may be a bulk copy */
+    __syncwarp();
+}
+
 /* Starts the copies of four rows; `there`: a bit for each that is attended. */
 static __device__ __forceinline__ void fetch_rows(const fmlac_pool &pool, const token_place *places, uint32_t there,
                                                   uint32_t to, uint32_t pitch, uint32_t full)
 {
     uint32_t row_bytes = pool.data_row_bytes;
-    if (!pool.aligned) {
-#pragma unroll 1
-        for (int row = 0; row < BATCH_ROWS; row++) {
-            if (there >> row & 1) {
-                fetch_bytes(pool, places[row], to + row * pitch);
-            }
-        }
-        ptx_fence_async_proxy(); /* the next copy to here may be a bulk copy */
-        __syncwarp();
-        row_bytes = there = 0;
-    } else if (pool.scale_row_bytes > 0) {
-        fetch_scales(pool, places, there, to, pitch);
+    const uint8_t *rows[BATCH_ROWS];
+#pragma unroll
+    for (int row = 0; row < BATCH_ROWS; row++) {
+        rows[row] = *(const uint8_t *const volatile *)&places[row].row;
+    }
+    if (!pool.aligned || pool.scale_row_bytes > 0) {
+        fetch_apart(pool, places, there, to, pitch);
+        there = pool.aligned ? there : 0;
     }
     ptx_copy_async_commit();
     if (ptx_elect()) {
@@ -205,7 +219,7 @@ static __device__ __forceinline__ void fetch_rows(const fmlac_pool &pool, const 
 #pragma unroll
         for (int row = 0; row < BATCH_ROWS; row++) {
             if (there >> row & 1) {
-                ptx_bulk_load(to + row * pitch, places[row].row, row_bytes, full);
+                ptx_bulk_load(to + row * pitch, rows[row], row_bytes, full);
             }
         }
     }
