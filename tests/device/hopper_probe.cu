@@ -271,8 +271,7 @@ static void describe_pool(const problem &x, const tensors &t, fmlac_pool *pool)
         pool->scale = x.source == V32 ? FMLAC_F32 : x.source == V41 ? FMLAC_F8_E8M0 : FMLAC_F8_E4M3;
         pool->scale_offset = x.source == V41_FP4 ? 256 : 512;
         pool->rope_offset = 528;
-        pool->raw_scales = pool->scale_offset;
-        pool->raw_pitch = pool->data_row_bytes = bytes_of_token(x);
+        pool->data_row_bytes = bytes_of_token(x);
     }
 }
 
@@ -336,7 +335,6 @@ static run_state describe(const problem &x, const tensors &t, int processors)
     describe_rows(&p.out, r.out, FMLAC_BF16, x.s_q, x.heads, 512);
     describe_rows(&p.lse, r.lse, FMLAC_F32, x.s_q, x.heads, 1);
     describe_pool(x, t, &p.main.pool);
-    p.raw_pitch = p.main.pool.raw_pitch;
     int64_t group_rows = is_paged(x) ? (int64_t)x.s_q * x.heads : x.heads;
     if (is_paged(x)) {
         p.main.kind = FMLAC_LIST_PAGED;

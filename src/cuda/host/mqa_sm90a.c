@@ -100,6 +100,13 @@ static bool reads_codes(const fmlac_mqa *p, const fmlac_list *list)
            pool->page_size * (pool->token_stride + pool->scale_row_bytes) <= SHORT_MAX;
 }
 
+/* Whether there is room for a format's rows as they are stored. */
+static bool raw_fits(const fmlac_list *list)
+{
+    return FMLAC_RAW_PITCH(list->pool.data_row_bytes) <= FMLAC_RAW_PITCH_MAX &&
+           list->pool.scale_row_bytes <= (list->pool.d_qk > 512 ? 0 : FMLAC_RAW_SCALES);
+}
+
 /* Whether a pair can fetch a format's rows: scales of a half in 16 bytes, and never across a border of the copies.
  * Where the rows lie makes no difference: a row's bits must not depend on it. */
 static bool pair_reads(const fmlac_list *list)
@@ -139,7 +146,7 @@ const fmlac_kernel *fmlac_hopper_choose(const fmlac_state *state, const fmlac_mq
     }
     if (reads_codes(p, &p->main) && (!extra || reads_codes(p, &p->extra))) {
         const fmlac_kernel *pair = choose_pair(state, p, extra);
-        bool fits = FMLAC_RAW_PITCH(p->raw_pitch) <= FMLAC_RAW_PITCH_MAX;
+        bool fits = raw_fits(&p->main) && (!extra || raw_fits(&p->extra));
         return pair ? pair : fits ? &kernels[FROM_CODES][0][wide] : NULL;
     }
     if (!reads_plain(p, &p->main) || (extra && !reads_plain(p, &p->extra))) {

@@ -37,15 +37,17 @@
 #define CODE_BATCHES (TOKENS / CODE_WARPS / BATCH_ROWS) /* of a warp in a tile */
 
 #ifdef FMLAC_CODES
-#define RAW_BYTES(blocks) ((blocks) == 9 ? 33792 : 50688)
+#define RAW_BYTES(blocks) ((blocks) == 9 ? 33792 : 41472)
 #define WEIGHTS(blocks)   BLOCK_BYTES /* one for both slots */
 #define SCAN_WARPS        1
 #define PLACES            4
+#define SCALE_ROWS(blocks) ((blocks) == 8 ? TOKENS : 1)
 #else
 #define RAW_BYTES(blocks) 16
 #define WEIGHTS(blocks)   ((blocks) == 8 ? 2 * BLOCK_BYTES : 1024)
 #define SCAN_WARPS        8
 #define PLACES            1
+#define SCALE_ROWS(blocks) 1
 #endif
 
 /* Where a token lies. */
@@ -76,7 +78,8 @@ template <int BLOCKS> struct plan {
     unsigned char q[BLOCKS][BLOCK_BYTES];
     unsigned char k[2][BLOCKS][TILE_BYTES];
     unsigned char weights[WEIGHTS(BLOCKS)];
-    unsigned char raw[RAW_BYTES(BLOCKS)]; /* CODES: rows as they are stored */
+    unsigned char raw[RAW_BYTES(BLOCKS)]; /* CODES: rows as they are stored; scales that lie at the end of a page */
+    unsigned char scales[PLACES][SCALE_ROWS(BLOCKS)][FMLAC_RAW_SCALES];
     float reference[2][ROWS]; /* of the weights in a slot, base 2 */
     float factor[ROWS];       /* what the output is multiplied by in the end */
     uint32_t mask[2][2];      /* tokens of a slot that are there */

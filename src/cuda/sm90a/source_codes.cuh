@@ -15,7 +15,8 @@
  * the two 16-byte stores meet a bank twice. RoPE dims are bf16 already: a load and a store per batch.
  *
  * BARRIERS                arrivals           made by         waited for by   protects
- *   places_full[4]        1                  finder          expand          places[], notes[] of a tile
+ *   places_full[4]        33                 finder: 32 for  expand          places[], notes[], scales[] of a tile
+ *                                            copies
  *   places_empty[4]       6 warps            expand          finder          the same
  *   raw_full[w][3]        1 and the bytes    expand warp w   itself          its raw rows of a batch
  *
@@ -44,7 +45,7 @@ static __device__ __forceinline__ const fmlac_pool &pool_of(const fmlac_mqa &p, 
 template <int BLOCKS> static __device__ __forceinline__ void init_codes(plan<BLOCKS> *m)
 {
     for (int i = 0; i < PLACES; i++) {
-        ptx_mbarrier_init(ptx_shared_address(&m->places_full[i]), 1);
+        ptx_mbarrier_init(ptx_shared_address(&m->places_full[i]), 33);
         ptx_mbarrier_init(ptx_shared_address(&m->places_empty[i]), CODE_WARPS);
     }
     for (int i = 0; i < CODE_WARPS * BATCHES_MAX; i++) {
@@ -54,6 +55,34 @@ template <int BLOCKS> static __device__ __forceinline__ void init_codes(plan<BLO
 }
 
 /* ---- finding ----------------------------------------------------------------------------------------------------- */
+
+/* Everything about a tile is written, or on its way. */
+template <int BLOCKS> static __device__ __forceinline__ void note_done(plan<BLOCKS> *m, uint32_t at)
+{
+    uint32_t full = ptx_shared_address(&m->places_full[at]);
+    ptx_mbarrier_arrive_copies(full);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+        ptx_mbarrier_arrive(full);
+    }
+}
+
+/* Scales that do not lie in the row; a token per lane. */
+static __device__ __forceinline__ void fetch_scales(const fmlac_pool &pool, const token_place &place, uint32_t to)
+{
+    const uint8_t *from = place.row + place.scales - pool.scale_offset;
+    int32_t unit = !pool.aligned ? 1 : pool.scale_row_bytes % 16 == 0 ? 16 : 8;
+#pragma unroll 1
+    for (int32_t at = 0; at < pool.scale_row_bytes; at += unit) {
+        if (unit == 16) {
+            ptx_copy_async_16(to + at, from + at, 16);
+        } else if (unit == 8) {
+            ptx_copy_async_8(to + at, from + at, 8);
+        } else {
+            ptx_store_shared_u8(to + at, from[at]);
+        }
+    }
+}
 
 /* The finder notes where a tile's tokens lie. `position`: of its first entry in a paged list. */
 template <int BLOCKS>
@@ -70,14 +99,14 @@ static __device__ __forceinline__ void note_tile(const fmlac_mqa &p, const fmlac
         if (row < TOKENS) {
             m->places[at][row] = place;
         }
+        if (BLOCKS == 8 && place.row) {
+            fetch_scales(pool_of(p, found.extra), place, ptx_shared_address(m->scales[at][row]));
+        }
         if (lane < 4 && 4 * h + lane < CODE_WARPS) {
             m->notes[at][4 * h + lane] = (there >> WARP_ROWS * lane & NOTE_THERE) | note;
         }
     }
-    __syncwarp();
-    if (lane == 0) {
-        ptx_mbarrier_arrive(ptx_shared_address(&m->places_full[at]));
-    }
+    note_done(m, at);
 }
 
 /* The finder. Tiles are counted over all pieces; behind the last a note says so. */
@@ -118,10 +147,7 @@ template <int BLOCKS> static __device__ __forceinline__ void find_tiles(const fm
     if (lane < CODE_WARPS) {
         m->notes[tile % PLACES][lane] = NOTE_END;
     }
-    __syncwarp();
-    if (lane == 0) {
-        ptx_mbarrier_arrive(ptx_shared_address(&m->places_full[tile % PLACES]));
-    }
+    note_done(m, tile % PLACES);
 }
 
 /* ---- fetching ---------------------------------------------------------------------------------------------------- */
@@ -138,8 +164,9 @@ typedef struct code_fetch {
 static __device__ __forceinline__ code_fetch fetch_begin(const fmlac_mqa &p, uint32_t raw, uint32_t raw_bytes,
                                                          uint32_t full, uint32_t warp)
 {
-    code_fetch f = {0, full + warp * BATCHES_MAX * 8, (uint32_t)FMLAC_RAW_PITCH(p.raw_pitch), BATCHES_MAX, 0, 0, 0,
-                    0, 0};
+    int32_t main = p.main.pool.data_row_bytes, extra = p.extra.pool.data_row_bytes; /* 0: none */
+    uint32_t pitch = FMLAC_RAW_PITCH(main > extra ? main : extra);
+    code_fetch f = {0, full + warp * BATCHES_MAX * 8, pitch, BATCHES_MAX, 0, 0, 0, 0, 0};
     while (f.places > 1 && f.places * CODE_WARPS * BATCH_ROWS * f.pitch > raw_bytes) {
         f.places--;
     }
@@ -147,52 +174,16 @@ static __device__ __forceinline__ code_fetch fetch_begin(const fmlac_mqa &p, uin
     return f;
 }
 
-/* A row at any address; the whole warp copies. */
-static __device__ __forceinline__ void fetch_bytes(const fmlac_pool &pool, const token_place &place, uint32_t to)
+/* Rows at any address: the warp copies one after another. */
+static __device__ __forceinline__ void fetch_bytes(const fmlac_pool &pool, const uint8_t *const rows[BATCH_ROWS],
+                                                   uint32_t there, uint32_t to, uint32_t pitch)
 {
-    int lane = threadIdx.x % 32, scales_at = pool.raw_scales - pool.scale_offset;
-    const uint8_t *scales = place.row + place.scales - pool.scale_offset;
-#pragma unroll 1
-    for (int at = lane; at < pool.data_row_bytes; at += 32) {
-        ptx_store_shared_u8(to + at, place.row[at]);
-    }
-#pragma unroll 1
-    for (int at = lane; at < pool.scale_row_bytes; at += 32) {
-        ptx_store_shared_u8(to + scales_at + at, scales[at]);
-    }
-}
-
-/* Scales that do not lie in the row: lanes 0..3 copy those of a row each. */
-static __device__ __forceinline__ void fetch_scales(const fmlac_pool &pool, const token_place *places, uint32_t there,
-                                                    uint32_t to, uint32_t pitch)
-{
-    uint32_t lane = threadIdx.x % 32, bytes = pool.scale_row_bytes, unit = bytes % 16 == 0 ? 16 : 8;
-    if (lane < BATCH_ROWS && (there >> lane & 1) != 0) {
-        const uint8_t *from = places[lane].row + places[lane].scales - pool.scale_offset;
-        to += lane * pitch + pool.data_row_bytes;
-#pragma unroll 1
-        for (uint32_t at = 0; at < bytes; at += unit) {
-            if (unit == 16) {
-                ptx_copy_async_16(to + at, from + at, 16);
-            } else {
-                ptx_copy_async_8(to + at, from + at, 8);
-            }
-        }
-    }
-}
-
-/* The four rows of a batch that cannot be copied as they are: at any address, or with scales elsewhere. */
-static __device__ __forceinline__ void fetch_apart(const fmlac_pool &pool, const token_place *places, uint32_t there,
-                                                   uint32_t to, uint32_t pitch)
-{
-    if (pool.aligned) {
-        fetch_scales(pool, places, there, to, pitch);
-        return;
-    }
-#pragma unroll 1
+#pragma unroll
     for (int row = 0; row < BATCH_ROWS; row++) {
-        if (there >> row & 1) {
-            fetch_bytes(pool, places[row], to + row * pitch);
+        int bytes = there >> row & 1 ? pool.data_row_bytes : 0;
+#pragma unroll 1
+        for (int at = threadIdx.x % 32; at < bytes; at += 32) {
+            ptx_store_shared_u8(to + row * pitch + at, rows[row][at]);
         }
     }
     ptx_fence_async_proxy(); /* the next copy to here may be a bulk copy */
@@ -209,11 +200,10 @@ static __device__ __forceinline__ void fetch_rows(const fmlac_pool &pool, const 
     for (int row = 0; row < BATCH_ROWS; row++) {
         rows[row] = *(const uint8_t *const volatile *)&places[row].row;
     }
-    if (!pool.aligned || pool.scale_row_bytes > 0) {
-        fetch_apart(pool, places, there, to, pitch);
-        there = pool.aligned ? there : 0;
+    if (!pool.aligned) {
+        fetch_bytes(pool, rows, there, to, pitch);
+        there = 0;
     }
-    ptx_copy_async_commit();
     if (ptx_elect()) {
         ptx_mbarrier_arrive_expect(full, __popc(there) * row_bytes);
 #pragma unroll
@@ -254,22 +244,6 @@ static __device__ __forceinline__ bool fetch_next(const fmlac_mqa &p, plan<BLOCK
     return true;
 }
 
-/* Until the oldest batch under way, at `place`, is there. */
-static __device__ __forceinline__ void fetch_wait(const code_fetch &f, uint32_t place, uint32_t parity, bool copies)
-{
-    ptx_mbarrier_wait(f.full + place * 8, parity);
-    if (copies) { /* of scales */
-        if (f.ahead >= 3) {
-            ptx_copy_async_wait<2>();
-        } else if (f.ahead == 2) {
-            ptx_copy_async_wait<1>();
-        } else {
-            ptx_copy_async_wait<0>();
-        }
-        __syncwarp();
-    }
-}
-
 /* ---- expanding --------------------------------------------------------------------------------------------------- */
 
 /* First dim of the lane's segment in each half of a token. */
@@ -279,10 +253,17 @@ static __device__ __forceinline__ uint32_t segment_dim(void)
     return ((lane & 3) | lane >> 3 << 2) * 16;
 }
 
-/* Where the scale of the lane's segment of dims 0..255 lies in a raw row. */
-static __device__ __forceinline__ uint32_t lane_scale(const fmlac_pool &pool)
+/* Where the scales of a pool's tokens lie, row after row: at the end of raw rows, or apart. */
+static __device__ __forceinline__ uint32_t scale_pitch(const fmlac_pool &pool, uint32_t pitch)
 {
-    return pool.raw_scales + (segment_dim() >> pool.group_shift) * (pool.scale == FMLAC_F32 ? 4 : 1);
+    return pool.scale_row_bytes > 0 ? FMLAC_RAW_SCALES : pitch;
+}
+
+/* The scale of the lane's segment of dims 0..255, of its row of two. */
+static __device__ __forceinline__ uint32_t lane_scale(const fmlac_pool &pool, uint32_t pitch)
+{
+    return (threadIdx.x >> 2 & 1) * scale_pitch(pool, pitch) + pool.scale_offset +
+           (segment_dim() >> pool.group_shift) * (pool.scale == FMLAC_F32 ? 4 : 1);
 }
 
 /* What a lane holds of a batch. */
@@ -291,17 +272,18 @@ typedef struct code_batch {
     uint32_t rope[4]; /* chunk lane % 8 of row lane / 8 */
 } code_batch;
 
-/* `scale`: lane_scale. */
+/* `scale`: lane_scale; raw, scales: shared addresses of the batch's rows. */
 static __device__ __forceinline__ void load_batch(code_batch *b, const fmlac_pool &pool, uint32_t kind, uint32_t scale,
-                                                  uint32_t raw, uint32_t pitch)
+                                                  uint32_t raw, uint32_t pitch, uint32_t scales)
 {
     uint32_t lane = threadIdx.x % 32, codes_at[4], scale_at[4], dim = segment_dim();
     uint32_t half = pool.group_shift < 8 ? (256u >> pool.group_shift) * (kind & KIND_F32 ? 4 : 1) : 0;
+    uint32_t from = (pool.scale_row_bytes > 0 ? scales : raw) + scale;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        uint32_t row = raw + (lane >> 2 & 1) * pitch + i % 2 * 2 * pitch;
-        codes_at[i] = row + (kind & KIND_FP4 ? (dim + i / 2 * 256) / 2 : dim + i / 2 * 256);
-        scale_at[i] = row + scale + i / 2 * half;
+        codes_at[i] = raw + (lane >> 2 & 1) * pitch + i % 2 * 2 * pitch +
+                      (kind & KIND_FP4 ? (dim + i / 2 * 256) / 2 : dim + i / 2 * 256);
+        scale_at[i] = from + i % 2 * 2 * scale_pitch(pool, pitch) + i / 2 * half;
     }
     load_four(&b->x, kind, codes_at, scale_at);
     if (pool.rope_dims > 0) {
@@ -373,8 +355,8 @@ static __device__ __forceinline__ void expand_tiles(const fmlac_mqa &p, plan<BLO
     code_fetch f = fetch_begin(p, ptx_shared_address(m->raw), sizeof m->raw, ptx_shared_address(m->raw_full), warp);
     const bool both = p.extra.kind != FMLAC_LIST_NONE;
     const uint32_t main_kind = code_kind(p.main.pool), extra_kind = both ? code_kind(p.extra.pool) : 0;
-    const uint32_t main_scale = lane_scale(p.main.pool), extra_scale = both ? lane_scale(p.extra.pool) : 0;
-    const bool copies = p.main.pool.scale_row_bytes > 0 || (both && p.extra.pool.scale_row_bytes > 0);
+    const uint32_t main_scale = lane_scale(p.main.pool, f.pitch);
+    const uint32_t extra_scale = both ? lane_scale(p.extra.pool, f.pitch) : 0;
     uint32_t tile = 0, batch = 0, place = 0, turn = 0, note = 0; /* of the batch at hand; turn: of the raw rows */
     uint32_t t = 0;                                              /* of the piece's tiles */
     slot_uses uses = 0;
@@ -385,9 +367,10 @@ static __device__ __forceinline__ void expand_tiles(const fmlac_mqa &p, plan<BLO
         if (have) {
             note = batch == 0 ? uniform(m->notes[tile % PLACES][warp]) : note;
             bool extra = (note & NOTE_EXTRA_POOL) != 0;
-            fetch_wait(f, place, turn, copies);
+            ptx_mbarrier_wait(f.full + place * 8, turn);
             load_batch(&b, pool_of(p, extra), extra ? extra_kind : main_kind, extra ? extra_scale : main_scale,
-                       f.raw + place * BATCH_ROWS * f.pitch, f.pitch);
+                       f.raw + place * BATCH_ROWS * f.pitch, f.pitch,
+                       ptx_shared_address(m->scales[tile % PLACES][warp * WARP_ROWS + batch * BATCH_ROWS]));
             __syncwarp();
             f.ahead--;
             place++;
