@@ -114,13 +114,13 @@ static __device__ __forceinline__ void spread_e4m3(uint32_t codes, uint32_t out[
     out[1] = ptx_permute_bytes(codes, 0xB3A2) << 4 & 0x87F087F0u;
 }
 
-/* Four e2m1 codes (16 bits) as bf16. Magnitudes come byte by byte from tables; a product moves two signs at a time to
- * where they belong, and others to where they are masked out. */
+/* Four e2m1 codes (16 bits) as bf16. */
 static __device__ __forceinline__ void spread_e2m1(uint32_t codes, uint32_t out[2])
 {
     uint32_t select = codes & 0x7777u, signs = codes & 0x8888u;
     uint32_t high = __byte_perm(0x3F3F3F00u, 0x40404040u, select);
     uint32_t low = __byte_perm(0xC0800000u, 0xC0804000u, select);
+    /* signs to bits 15 and 31 by one product each: what else they make is masked out, and carries stay between */
     out[0] = __byte_perm(low, high, 0x5140) | (signs * 0x01001000u & 0x80008000u);
     out[1] = __byte_perm(low, high, 0x7362) | (signs * 0x00010010u & 0x80008000u);
 }

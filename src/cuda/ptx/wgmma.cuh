@@ -6,8 +6,8 @@
  *   d[4j+2], d[4j+3]  row 16w + g + 8, the same columns
  * A is 64 x 16: in shared memory (ss), rows of 128 bytes, or in registers (rs): a[0] row g, k 2q..2q+1; a[1] row g + 8;
  * a[2] row g, k 8+2q..; a[3] row g + 8. So d[8k+2i], d[8k+2i+1] packed is a[i] of the k-th 16 columns. B is in shared
- * memory: n48 and n64 take rows of N that hold 16 k each (K-major), n128 and n256 rows of k that hold N columns (MN-major, 64
- * columns per block).
+ * memory: n48 and n64 take rows of N that hold 16 k each (K-major), n128 and n256 rows of k that hold N columns
+ * (MN-major, 64 columns per block).
  *
  * Products are asynchronous: ptx_wgmma_fence before the first one that touches registers anything else wrote; then
  * commit, wait. ptx_wgmma_hold on the accumulators after the wait keeps the compiler from reading them earlier.

@@ -5,27 +5,30 @@
  * parameter.
  *
  * ROLES          warps                 registers: PAGES, ROWS, CODES  work
- *   leader         0..3                  216, 200, 200                  scores, weights; output dims 0..255
- *   follower       4..7                  216, 200, 200                  output dims 256..511
- *   producers      8..11 (CODES 8..15)   72, 104, 56                    token tiles into shared memory
+ *   leader         0..3                  216, 200, 184                  scores, weights; output dims 0..255
+ *   follower       4..7                  216, 200, 184                  output dims 256..511
+ *   producers      8..11 (CODES 8..15)   72, 104, 72                    token tiles into shared memory
  *
  * The scout, a warp, finds the next piece of work while the one before is in hand: with PAGES warp 9, which does
- * nothing else, with ROWS warp 8, with CODES warp 7 (there the expanding warps have the least time). Accumulators:
- * output 64 x 256 (128 registers per thread); the leader's scores 64 x 64 (32) and weights as an A operand (16).
+ * nothing else, with ROWS warp 8, with CODES warp 15, which does nothing else. Accumulators: output 64 x 256 (128
+ * registers per thread); the leader's scores 64 x 64 (32) and weights as an A operand (16), with CODES, whose tiles
+ * have 48 tokens, 24 and 12.
  *
  * SHARED MEMORY  struct plan (plan.cuh): Q | two slots of one tile | weights, references, row sums | barriers | pieces.
+ * CODES: weights have one block for both slots; the rest is raw rows (source_codes.cuh).
  *
  * BARRIERS       arrivals                       made by                       waited for by    protects
  *   full[s][4]     PAGES 1 and the bytes,         producers: a portion (two     leader, follower the portion; with the
  *                  ROWS 128 threads (and 1 for    blocks, the last one three)   (the last two)   last one mask and
- *                  the mask), CODES 8 warps       of a tile is there                             more[] of the slot
+ *                  the mask), CODES 6 warps       of a tile is there                             more[] of the slot
  *   free[s][2]     4 (one per warp)               leader (0), follower (1)      producers        half of slot s
  *   piece_full[2]  1                              scout                         everybody        pieces[]
- *   piece_free[2]  8 + PAGES 1, ROWS 4, CODES 8   warps that read pieces        scout            pieces[]
+ *   piece_free[2]  8 + PAGES 1, ROWS 4, CODES 1   warps that read pieces        scout            pieces[]
  *   named 1 + s    256                            leader                        follower         weights, references
  *   named 3        128                            leader                        itself           its writes into a tile
  *   named 5        256                            both                          both             Q, row sums
  * Block 8 (the rope dims) goes with half 1: once the scores are taken it holds the weights, which the follower reads.
+ * CODES: the leader waits for free[1] of the tile before, too, since its weights lay where the next ones go.
  *
  * ORDER, for tile t in slot t & 1
  *   leader: scores of t                   waits full[s]; 4 products per block, in the order of arrival

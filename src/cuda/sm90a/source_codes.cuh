@@ -3,16 +3,15 @@
  * source_codes.cuh: quantised tokens, expanded to bf16 on their way into a tile. Eight warps, which keep step with the
  * tiles and not with the pieces, so that the next piece's rows are under way before the last one is done:
  *
- *   expand 0..5  rows 8w .. 8w + 7 of every tile, in batches of four. A warp has its own places for raw rows: as soon as
- *                a batch is in registers, the warp has the batch that takes its place fetched, by one bulk copy per
- *                row, which needs neither registers nor the path of loads and stores. Scales that lie at the end of a
- *                page come by cp.async beside it. Only then it expands.
- *   finder       walks the list: where the tokens of the next tiles lie
+ *   expand 0..5  rows 8w .. 8w + 7 of every tile, four at a time (a batch). A warp has its own places for raw rows: as
+ *                soon as a batch is in registers, the warp has the batch that takes its place fetched, by one bulk copy
+ *                per row, which needs neither registers nor the path of loads and stores. Only then it expands.
+ *   finder       walks the list: where the tokens of the next tiles lie. Scales at the end of a page it fetches itself.
  *   scout        finds the pieces
  *
- * A batch is four times sixteen codes per lane: rows (0, 1) and (2, 3) of dims 0..255, the same of dims 256..511. Lane l
- * has row l >> 2 & 1 of two and segment (l & 3) | (l >> 3) << 2 of 16 dims, so that neither the loads from raw rows nor
- * the two 16-byte stores meet a bank twice. RoPE dims are bf16 already: a load and a store per batch.
+ * A batch is four times sixteen codes per lane: rows (0, 1) and (2, 3) of dims 0..255, the same of dims 256..511. Lane
+ * l has row l >> 2 & 1 of two and segment (l & 3) | (l >> 3) << 2 of 16 dims, so that neither the loads from raw rows
+ * nor the two 16-byte stores meet a bank twice. RoPE dims are bf16 already: a load and a store per batch.
  *
  * BARRIERS                arrivals           made by         waited for by   protects
  *   places_full[4]        33                 finder: 32 for  expand          places[], notes[], scales[] of a tile
