@@ -37,16 +37,16 @@
 #define CODE_BATCHES (TOKENS / CODE_WARPS / BATCH_ROWS) /* of a warp in a tile */
 
 #ifdef FMLAC_CODES
-#define RAW_BYTES(blocks) ((blocks) == 9 ? 33792 : 41472)
-#define WEIGHTS(blocks)   BLOCK_BYTES /* one for both slots */
-#define SCAN_WARPS        1
-#define PLACES            4
+#define RAW_BYTES(blocks)  ((blocks) == 9 ? 33792 : 41472)
+#define WEIGHTS(blocks)    BLOCK_BYTES /* one for both slots */
+#define SCAN_WARPS         1
+#define PLACES             4
 #define SCALE_ROWS(blocks) ((blocks) == 8 ? TOKENS : 1)
 #else
-#define RAW_BYTES(blocks) 16
-#define WEIGHTS(blocks)   ((blocks) == 8 ? 2 * BLOCK_BYTES : 1024)
-#define SCAN_WARPS        8
-#define PLACES            1
+#define RAW_BYTES(blocks)  16
+#define WEIGHTS(blocks)    ((blocks) == 8 ? 2 * BLOCK_BYTES : 1024)
+#define SCAN_WARPS         8
+#define PLACES             1
 #define SCALE_ROWS(blocks) 1
 #endif
 
@@ -67,10 +67,10 @@ typedef struct list_scan {
 
 /* CODES: what an expanding warp must know of a tile: which of its rows are attended, a bit for each; of the extra pool;
  * what follows. NOTE_END: no tile at all, and none follows. */
-#define NOTE_THERE 0xFFu
+#define NOTE_THERE      0xFFu
 #define NOTE_EXTRA_POOL 0x100u
-#define NOTE_NEXT  0x200u /* another tile of the piece */
-#define NOTE_END   0x400u
+#define NOTE_NEXT       0x200u /* another tile of the piece */
+#define NOTE_END        0x400u
 
 /* BLOCKS: 8 (d_qk <= 512) or 9 (<= 576). Weights of slot s lie in its rope block, which V does not use; without one
  * they have their own block. CODES: both slots share one block for weights. */
