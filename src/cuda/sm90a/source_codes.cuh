@@ -205,10 +205,17 @@ static __device__ __forceinline__ void fetch_rows(const fmlac_pool &pool, const 
     }
     if (ptx_elect()) {
         ptx_mbarrier_arrive_expect(full, __popc(there) * row_bytes);
+        if (there == 15) { /* by far the most: no branches */
 #pragma unroll
-        for (int row = 0; row < BATCH_ROWS; row++) {
-            if (there >> row & 1) {
+            for (int row = 0; row < BATCH_ROWS; row++) {
                 ptx_bulk_load(to + row * pitch, rows[row], row_bytes, full);
+            }
+        } else {
+#pragma unroll
+            for (int row = 0; row < BATCH_ROWS; row++) {
+                if (there >> row & 1) {
+                    ptx_bulk_load(to + row * pitch, rows[row], row_bytes, full);
+                }
             }
         }
     }
@@ -252,17 +259,31 @@ static __device__ __forceinline__ uint32_t segment_dim(void)
     return ((lane & 3) | lane >> 3 << 2) * 16;
 }
 
-/* Where the scales of a pool's tokens lie, row after row: at the end of raw rows, or apart. */
-static __device__ __forceinline__ uint32_t scale_pitch(const fmlac_pool &pool, uint32_t pitch)
+/* What must be known of a pool to load its codes. */
+typedef struct code_pool {
+    uint32_t kind;         /* of its codes and scales (expand.cuh) */
+    uint32_t apart;        /* scales do not lie in the row */
+    uint32_t scale, pitch; /* of the lane's segment of dims 0..255, from the first row's; from row to row */
+    uint32_t half;         /* the same of dims 256..511 lies so much further */
+} code_pool;
+
+static __device__ __forceinline__ code_pool code_pool_of(const fmlac_pool &pool, uint32_t pitch)
 {
-    return pool.scale_row_bytes > 0 ? FMLAC_RAW_SCALES : pitch;
+    code_pool c;
+    uint32_t size = pool.scale == FMLAC_F32 ? 4 : 1;
+    c.kind = code_kind(pool);
+    c.apart = pool.scale_row_bytes > 0;
+    c.pitch = c.apart ? FMLAC_RAW_SCALES : pitch;
+    c.scale = (threadIdx.x >> 2 & 1) * c.pitch + pool.scale_offset + (segment_dim() >> pool.group_shift) * size;
+    c.half = pool.group_shift < 8 ? (256u >> pool.group_shift) * size : 0;
+    return c;
 }
 
-/* The scale of the lane's segment of dims 0..255, of its row of two. */
-static __device__ __forceinline__ uint32_t lane_scale(const fmlac_pool &pool, uint32_t pitch)
+static __device__ __forceinline__ code_pool pick(bool second, const code_pool &a, const code_pool &b)
 {
-    return (threadIdx.x >> 2 & 1) * scale_pitch(pool, pitch) + pool.scale_offset +
-           (segment_dim() >> pool.group_shift) * (pool.scale == FMLAC_F32 ? 4 : 1);
+    code_pool c = {second ? b.kind : a.kind, second ? b.apart : a.apart, second ? b.scale : a.scale,
+                   second ? b.pitch : a.pitch, second ? b.half : a.half};
+    return c;
 }
 
 /* What a lane holds of a batch. */
@@ -271,22 +292,21 @@ typedef struct code_batch {
     uint32_t rope[4]; /* chunk lane % 8 of row lane / 8 */
 } code_batch;
 
-/* `scale`: lane_scale; raw, scales: shared addresses of the batch's rows. */
-static __device__ __forceinline__ void load_batch(code_batch *b, const fmlac_pool &pool, uint32_t kind, uint32_t scale,
-                                                  uint32_t raw, uint32_t pitch, uint32_t scales)
+/* raw, scales: shared addresses of the batch's rows; rope: of the lane's chunk in the first raw row, if there are any.
+ */
+static __device__ __forceinline__ void load_batch(code_batch *b, const code_pool &c, uint32_t raw, uint32_t pitch,
+                                                  uint32_t scales, uint32_t rope)
 {
-    uint32_t lane = threadIdx.x % 32, codes_at[4], scale_at[4], dim = segment_dim();
-    uint32_t half = pool.group_shift < 8 ? (256u >> pool.group_shift) * (kind & KIND_F32 ? 4 : 1) : 0;
-    uint32_t from = (pool.scale_row_bytes > 0 ? scales : raw) + scale;
+    uint32_t codes_at[4], scale_at[4], dim = segment_dim();
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        codes_at[i] = raw + (lane >> 2 & 1) * pitch + i % 2 * 2 * pitch +
-                      (kind & KIND_FP4 ? (dim + i / 2 * 256) / 2 : dim + i / 2 * 256);
-        scale_at[i] = from + i % 2 * 2 * scale_pitch(pool, pitch) + i / 2 * half;
+        codes_at[i] = raw + (threadIdx.x >> 2 & 1) * pitch + i % 2 * 2 * pitch +
+                      (c.kind & KIND_FP4 ? (dim + i / 2 * 256) / 2 : dim + i / 2 * 256);
+        scale_at[i] = (c.apart ? scales : raw) + c.scale + i % 2 * 2 * c.pitch + i / 2 * c.half;
     }
-    load_four(&b->x, kind, codes_at, scale_at);
-    if (pool.rope_dims > 0) {
-        ptx_load_shared_128(b->rope, raw + lane / 8 * pitch + pool.rope_offset + lane % 8 * 16);
+    load_four(&b->x, c.kind, codes_at, scale_at);
+    if (rope) {
+        ptx_load_shared_128(b->rope, rope);
     }
 }
 
@@ -322,7 +342,7 @@ static __device__ __forceinline__ void store_batch(const fmlac_pool &pool, const
     }
     if (pool.rope_dims > 0) {
         uint32_t row = batch * BATCH_ROWS + lane / 8;
-        ptx_store_shared_128(first_row + chunk_offset(row, pool.quant_dims / 8 + lane % 8), b.rope);
+        ptx_store_shared_128(first_row + chunk_offset(row, ((uint32_t)pool.quant_dims >> 3) + lane % 8), b.rope);
     }
     if (!expand_four_of(kind, b.x, to, true, last)) {
         expand_four_hard(pool, kind, b.x, to, last ? 15 : 3, attended);
@@ -353,9 +373,9 @@ static __device__ __forceinline__ void expand_tiles(const fmlac_mqa &p, plan<BLO
 {
     code_fetch f = fetch_begin(p, ptx_shared_address(m->raw), sizeof m->raw, ptx_shared_address(m->raw_full), warp);
     const bool both = p.extra.kind != FMLAC_LIST_NONE;
-    const uint32_t main_kind = code_kind(p.main.pool), extra_kind = both ? code_kind(p.extra.pool) : 0;
-    const uint32_t main_scale = lane_scale(p.main.pool, f.pitch);
-    const uint32_t extra_scale = both ? lane_scale(p.extra.pool, f.pitch) : 0;
+    const code_pool main = code_pool_of(p.main.pool, f.pitch);
+    const code_pool second = both ? code_pool_of(p.extra.pool, f.pitch) : main;
+    const bool rope = p.main.pool.rope_dims > 0;
     uint32_t tile = 0, batch = 0, place = 0, turn = 0, note = 0; /* of the batch at hand; turn: of the raw rows */
     uint32_t t = 0;                                              /* of the piece's tiles */
     slot_uses uses = 0;
@@ -366,10 +386,11 @@ static __device__ __forceinline__ void expand_tiles(const fmlac_mqa &p, plan<BLO
         if (have) {
             note = batch == 0 ? uniform(m->notes[tile % PLACES][warp]) : note;
             bool extra = (note & NOTE_EXTRA_POOL) != 0;
+            uint32_t lane = threadIdx.x % 32, raw = f.raw + place * BATCH_ROWS * f.pitch;
             ptx_mbarrier_wait(f.full + place * 8, turn);
-            load_batch(&b, pool_of(p, extra), extra ? extra_kind : main_kind, extra ? extra_scale : main_scale,
-                       f.raw + place * BATCH_ROWS * f.pitch, f.pitch,
-                       ptx_shared_address(m->scales[tile % PLACES][warp * WARP_ROWS + batch * BATCH_ROWS]));
+            load_batch(&b, pick(extra, main, second), raw, f.pitch,
+                       ptx_shared_address(m->scales[tile % PLACES][warp * WARP_ROWS + batch * BATCH_ROWS]),
+                       rope ? raw + lane / 8 * f.pitch + lane % 8 * 16 + pool_of(p, extra).rope_offset : 0);
             __syncwarp();
             f.ahead--;
             place++;
@@ -390,14 +411,14 @@ static __device__ __forceinline__ void expand_tiles(const fmlac_mqa &p, plan<BLO
         uint32_t slot = t & 1, there = note >> batch * BATCH_ROWS & 15;
         bool extra = (note & NOTE_EXTRA_POOL) != 0;
         if (there != 15) {
-            clear_absent(&b, extra ? extra_kind : main_kind, there);
+            clear_absent(&b, extra ? second.kind : main.kind, there);
         }
         if (batch == 0) {
             uint32_t parity = tile_parity(uses, t) ^ 1;
             ptx_mbarrier_wait(ptx_shared_address(&m->free[slot][0]), parity);
             ptx_mbarrier_wait(ptx_shared_address(&m->free[slot][1]), parity);
         }
-        store_batch(pool_of(p, extra), b, extra ? extra_kind : main_kind,
+        store_batch(pool_of(p, extra), b, extra ? second.kind : main.kind,
                     ptx_shared_address(m->k[slot]) + warp * WARP_ROWS * 128, batch, there);
         batch++;
         if (batch == CODE_BATCHES) {
