@@ -132,12 +132,14 @@ static __device__ __forceinline__ void store_output(const fmlac_mqa &p, const pi
     }
 }
 
-/* Sums of a row over the four lanes that share it. */
+/* Sums and maxima of a row over the four lanes that share it. */
 static __device__ __forceinline__ void join_sums(softmax_rows &rows)
 {
     for (int h = 0; h < 2; h++) {
         rows.sum[h] += __shfl_xor_sync(0xFFFFFFFFu, rows.sum[h], 1);
         rows.sum[h] += __shfl_xor_sync(0xFFFFFFFFu, rows.sum[h], 2);
+        rows.max[h] = fmaxf(rows.max[h], __shfl_xor_sync(0xFFFFFFFFu, rows.max[h], 1));
+        rows.max[h] = fmaxf(rows.max[h], __shfl_xor_sync(0xFFFFFFFFu, rows.max[h], 2));
     }
 }
 
@@ -151,7 +153,8 @@ static __device__ __forceinline__ void store_rows(const fmlac_mqa &p, const piec
     if (group == 0) {
         join_sums(rows);
         for (int h = 0; h < 2; h++) {
-            float last = finish_row(p, c, ROWS, row + 8 * h, rows.reference[h], rows.max[h], rows.sum[h], q == 0);
+            float max = rows.max[h] * rows.scale;
+            float last = finish_row(p, c, ROWS, row + 8 * h, rows.reference[h], max, rows.sum[h], q == 0);
             if (q == 0) {
                 m->factor[row + 8 * h] = last;
             }

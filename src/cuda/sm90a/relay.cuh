@@ -180,16 +180,12 @@ template <int F16> static __device__ __forceinline__ void clean_rows(uint32_t ti
 
 /* ---- the weights' way to the follower ---------------------------------------------------------------------------- */
 
-/* s as A fragments, to registers and to shared memory, with the references. */
-template <int BLOCKS, int F16>
-static __device__ __forceinline__ void publish(const float s[32], uint32_t a[16], const softmax_rows &rows,
-                                               uint32_t weights_at, plan<BLOCKS> *m, uint32_t slot)
+/* Weights, A fragments, to shared memory, with the references. The follower fences. */
+template <int BLOCKS>
+static __device__ __forceinline__ void publish(const uint32_t a[16], const softmax_rows &rows, uint32_t weights_at,
+                                               plan<BLOCKS> *m, uint32_t slot)
 {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-#pragma unroll
-    for (int i = 0; i < 16; i++) {
-        a[i] = F16 ? ptx_pack_f16(s[2 * i], s[2 * i + 1]) : ptx_pack_bf16(s[2 * i], s[2 * i + 1]);
-    }
     if (BLOCKS == 9) {
         ptx_barrier_sync(BARRIER_LEADER, 128); /* all four warps have read the rope dims */
     }
@@ -201,7 +197,6 @@ static __device__ __forceinline__ void publish(const float s[32], uint32_t a[16]
         m->reference[slot][warp * 16 + lane / 4] = rows.reference[0];
         m->reference[slot][warp * 16 + lane / 4 + 8] = rows.reference[1];
     }
-    ptx_fence_async_proxy();
     ptx_barrier_arrive(BARRIER_WEIGHTS + slot, 256);
 }
 
@@ -228,7 +223,7 @@ static __device__ __forceinline__ void clear_tail(uint32_t tile, int first, uint
 
 /* Scores that have arrived to weights. Returns whether what was summed so far must be multiplied by factor[]. */
 template <int BLOCKS, int F16>
-static __device__ __forceinline__ bool weights_of(float s[32], softmax_rows &rows, float factor[2],
+static __device__ __forceinline__ bool weights_of(float s[32], softmax_rows &rows, uint32_t a[16], float factor[2],
                                                   const plan<BLOCKS> *m, const piece &c, uint32_t slot, uint32_t tile,
                                                   int32_t first)
 {
@@ -246,14 +241,17 @@ static __device__ __forceinline__ bool weights_of(float s[32], softmax_rows &row
         ptx_fence_async_proxy();
         ptx_barrier_sync(BARRIER_LEADER, 128);
     }
-    scale_scores(s, rows.scale, mask, limit);
-    return weigh(s, rows, factor);
+    bool all = (mask[0] & mask[1]) == 0xFFFFFFFFu && limit[0] >= TOKENS && limit[1] >= TOKENS;
+    if (!__all_sync(0xFFFFFFFFu, all)) {
+        hide_scores(s, mask, limit);
+    }
+    return weigh_scores<F16>(s, rows, a, factor);
 }
 
 /* One piece that has tiles. Leaves sums, references and the output unnormalised. Returns the number of tiles. */
 template <int BLOCKS, int F16, int SOURCE>
 static __device__ __forceinline__ uint32_t lead(float o[128], softmax_rows &rows, uint32_t q, plan<BLOCKS> *m,
-                                                const piece &c, slot_uses uses)
+                                                const fmlac_mqa &p, const piece &c, slot_uses uses)
 {
     constexpr int WIDE = SOURCE != SOURCE_CODES;
     float s[32], factor[2];
@@ -270,11 +268,14 @@ static __device__ __forceinline__ uint32_t lead(float o[128], softmax_rows &rows
         ptx_wgmma_wait<0>();
         ptx_wgmma_hold<32>(s);
         more = uniform(*(const volatile uint32_t *)&m->more[slot]);
-        if (weights_of<BLOCKS, F16>(s, rows, factor, m, c, slot, v.at, first)) {
+        if (weights_of<BLOCKS, F16>(s, rows, a, factor, m, c, slot, v.at, first)) {
             rescale(o, factor); /* seldom */
         }
-        publish<BLOCKS, F16>(s, a, rows, v.weights_at, m, slot);
+        publish<BLOCKS>(a, rows, v.weights_at, m, slot);
         start_values_rs<F16, WIDE>(o, a, v.left);
+        if (p.max_logits.data) {
+            raise_max(s, rows.max);
+        }
         ptx_wgmma_wait<0>();
         ptx_wgmma_hold<128>(o);
         release(ptx_shared_address(&m->free[slot][0]));
@@ -297,6 +298,7 @@ static __device__ __forceinline__ uint32_t follow(float o[128], plan<BLOCKS> *m,
         const uint32_t slot = t & 1, parity = tile_parity(uses, t), full = ptx_shared_address(m->full[slot]);
         const tile_view v = view_of<BLOCKS>(slot);
         ptx_barrier_sync(BARRIER_WEIGHTS + slot, 256);
+        ptx_fence_async_proxy();
         ptx_mbarrier_wait(full + 2 * 8, parity);
         ptx_mbarrier_wait(full + 3 * 8, parity);
         float factor[2];
@@ -350,14 +352,14 @@ static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> 
         }
         float o[128];
         softmax_rows rows = {
-            p.scale * LOG2_E, {-FMLAC_INFINITY, -FMLAC_INFINITY}, {-FMLAC_INFINITY, -FMLAC_INFINITY}, {0, 0}};
+            positive_scale(p), {-FMLAC_INFINITY, -FMLAC_INFINITY}, {-FMLAC_INFINITY, -FMLAC_INFINITY}, {0, 0}};
 #pragma unroll
         for (int j = 0; j < 128; j++) {
             o[j] = 0.0f;
         }
         uint32_t tiles = 0;
         if (has_tiles(c) && group == 0) {
-            tiles = lead<BLOCKS, F16, SOURCE>(o, rows, q, m, c, uses);
+            tiles = lead<BLOCKS, F16, SOURCE>(o, rows, q, m, p, c, uses);
         } else if (has_tiles(c)) {
             tiles = follow<BLOCKS, F16, SOURCE>(o, m, uses);
         }
