@@ -57,6 +57,42 @@
 
 #include <stddef.h>
 
+/*
+ * When values are summed. The tensor cores have nothing to do but values while the leader makes weights, and shared
+ * memory has time for loads only while values are summed: what should run beside what was found by measuring
+ * (docs/hopper.md).
+ */
+#define ORDER_AT_ONCE 0 /* follower and leader as soon as the weights are there */
+#define ORDER_GATED   1 /* the follower while the leader makes the weights of the next tile: once its scores are there */
+#define ORDER_EARLY   2 /* the same, once the products of its scores are issued */
+#define ORDER_BEHIND  3 /* the follower at once, the leader behind the scores of the next tile */
+#ifndef RELAY_ORDER_PAGES
+#define RELAY_ORDER_PAGES ORDER_BEHIND
+#endif
+#ifndef RELAY_ORDER_ROWS
+#define RELAY_ORDER_ROWS ORDER_BEHIND
+#endif
+#ifndef RELAY_REGISTERS_PAGES
+#define RELAY_REGISTERS_PAGES 216
+#endif
+#ifndef RELAY_REGISTERS_ROWS
+#define RELAY_REGISTERS_ROWS 208
+#endif
+
+template <int SOURCE> struct relay_of {
+    static constexpr int ORDER = SOURCE == SOURCE_PAGES  ? RELAY_ORDER_PAGES
+                                 : SOURCE == SOURCE_ROWS ? RELAY_ORDER_ROWS
+                                                         : ORDER_AT_ONCE;
+    static constexpr int REGISTERS = SOURCE == SOURCE_PAGES  ? RELAY_REGISTERS_PAGES
+                                     : SOURCE == SOURCE_ROWS ? RELAY_REGISTERS_ROWS
+                                                             : 200; /* of leader and follower */
+    static constexpr int WIDE = SOURCE != SOURCE_CODES;    /* products of 256 columns */
+    static constexpr int OPTIMIST = SOURCE != SOURCE_CODES; /* registers for weigh_scores */
+    /* Of a slot and of the output, 0: dims 0..255. The leader's is held longest in the order BEHIND, the follower's in
+     * the others; that one is needed last. */
+    static constexpr int LEADER_HALF = ORDER == ORDER_BEHIND;
+};
+
 /* What all lanes have read. Said like this, it and what depends on it live in uniform registers, from where products
  * take their operands' addresses; otherwise four moves stand before every product. */
 static __device__ __forceinline__ uint32_t uniform(uint32_t x)
@@ -67,7 +103,7 @@ static __device__ __forceinline__ uint32_t uniform(uint32_t x)
 /* A tile as operands, and its shared addresses. */
 typedef struct tile_view {
     uint32_t k;              /* K-major */
-    uint32_t left, right;    /* MN-major: values for output dims 0..255, 256..511 */
+    uint32_t values[2];      /* MN-major: for output dims 0..255, 256..511 */
     uint32_t weights;        /* operand */
     uint32_t at, weights_at; /* addresses */
 } tile_view;
@@ -78,8 +114,8 @@ template <int BLOCKS> static __device__ __forceinline__ tile_view view_of(uint32
     const uint32_t base = ptx_shared_address(ptx_shared()), tile_bytes = BLOCKS * BLOCK_BYTES;
     v.at = base + offsetof(plan<BLOCKS>, k) + slot * tile_bytes;
     v.weights_at = BLOCKS == 9 ? v.at + 8 * BLOCK_BYTES : base + offsetof(plan<BLOCKS>, weights) + slot * BLOCK_BYTES;
-    v.k = v.left = ptx_wgmma_tile(v.at, BLOCK_BYTES);
-    v.right = ptx_wgmma_advance(v.left, 4 * BLOCK_BYTES);
+    v.k = v.values[0] = ptx_wgmma_tile(v.at, BLOCK_BYTES);
+    v.values[1] = ptx_wgmma_advance(v.k, 4 * BLOCK_BYTES);
     v.weights = ptx_wgmma_tile(v.weights_at, BLOCK_BYTES);
     return v;
 }
@@ -124,9 +160,9 @@ static __device__ __forceinline__ void start_values_rs(float o[128], const uint3
     ptx_wgmma_commit();
 }
 
-/* The same, weights in shared memory. */
+/* The same, weights in shared memory; = if not `accumulate`. */
 template <int F16, int WIDE>
-static __device__ __forceinline__ void start_values_ss(float o[128], uint32_t weights, uint32_t values)
+static __device__ __forceinline__ void start_values_ss(float o[128], uint32_t weights, uint32_t values, int accumulate)
 {
     ptx_wgmma_hold<128>(o);
     ptx_wgmma_fence();
@@ -134,10 +170,11 @@ static __device__ __forceinline__ void start_values_ss(float o[128], uint32_t we
     for (int k = 0; k < 4; k++) {
         uint32_t a = ptx_wgmma_advance(weights, k * 32);
         if (WIDE) {
-            ptx_wgmma_n256_ss<F16>(o, a, ptx_wgmma_advance(values, k * 2048), 1);
+            ptx_wgmma_n256_ss<F16>(o, a, ptx_wgmma_advance(values, k * 2048), k > 0 || accumulate);
         } else {
-            ptx_wgmma_n128_ss<F16>(o, a, ptx_wgmma_advance(values, k * 2048), 1);
-            ptx_wgmma_n128_ss<F16>(o + 64, a, ptx_wgmma_advance(values, 2 * BLOCK_BYTES + k * 2048), 1);
+            ptx_wgmma_n128_ss<F16>(o, a, ptx_wgmma_advance(values, k * 2048), k > 0 || accumulate);
+            ptx_wgmma_n128_ss<F16>(o + 64, a, ptx_wgmma_advance(values, 2 * BLOCK_BYTES + k * 2048),
+                                   k > 0 || accumulate);
         }
     }
     ptx_wgmma_commit();
@@ -180,7 +217,7 @@ template <int F16> static __device__ __forceinline__ void clean_rows(uint32_t ti
 
 /* ---- the weights' way to the follower ---------------------------------------------------------------------------- */
 
-/* Weights, A fragments, to shared memory, with the references. The follower fences. */
+/* Weights, A fragments, to shared memory, with the references. Who reads them waits for the leader and fences. */
 template <int BLOCKS>
 static __device__ __forceinline__ void publish(const uint32_t a[16], const softmax_rows &rows, uint32_t weights_at,
                                                plan<BLOCKS> *m, uint32_t slot)
@@ -197,7 +234,6 @@ static __device__ __forceinline__ void publish(const uint32_t a[16], const softm
         m->reference[slot][warp * 16 + lane / 4] = rows.reference[0];
         m->reference[slot][warp * 16 + lane / 4 + 8] = rows.reference[1];
     }
-    ptx_barrier_arrive(BARRIER_WEIGHTS + slot, 256);
 }
 
 static __device__ __forceinline__ void release(uint32_t free)
@@ -222,7 +258,7 @@ static __device__ __forceinline__ void clear_tail(uint32_t tile, int first, uint
 }
 
 /* Scores that have arrived to weights. Returns whether what was summed so far must be multiplied by factor[]. */
-template <int BLOCKS, int F16>
+template <int BLOCKS, int F16, int SOURCE>
 static __device__ __forceinline__ bool weights_of(float s[32], softmax_rows &rows, uint32_t a[16], float factor[2],
                                                   const plan<BLOCKS> *m, const piece &c, uint32_t slot, uint32_t tile,
                                                   int32_t first)
@@ -241,11 +277,32 @@ static __device__ __forceinline__ bool weights_of(float s[32], softmax_rows &row
         ptx_fence_async_proxy();
         ptx_barrier_sync(BARRIER_LEADER, 128);
     }
-    bool all = (mask[0] & mask[1]) == 0xFFFFFFFFu && limit[0] >= TOKENS && limit[1] >= TOKENS;
-    if (!__all_sync(0xFFFFFFFFu, all)) {
-        hide_scores(s, mask, limit);
+    if (relay_of<SOURCE>::OPTIMIST) {
+        bool all = (mask[0] & mask[1]) == 0xFFFFFFFFu && limit[0] >= TOKENS && limit[1] >= TOKENS;
+        if (!__all_sync(0xFFFFFFFFu, all)) {
+            hide_scores(s, mask, limit);
+        }
+        return weigh_scores<F16>(s, rows, a, factor);
     }
-    return weigh_scores<F16>(s, rows, a, factor);
+    scale_scores(s, rows.scale, mask, limit);
+    bool moves = weigh(s, rows, factor);
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        a[i] = F16 ? ptx_pack_f16(s[2 * i], s[2 * i + 1]) : ptx_pack_bf16(s[2 * i], s[2 * i + 1]);
+    }
+    return moves;
+}
+
+/* A tile as the leader meets it: waits for it and issues the products of its scores. */
+template <int BLOCKS, int F16, int SOURCE>
+static __device__ __forceinline__ void start_tile(float s[32], uint32_t q, const tile_view &v, plan<BLOCKS> *m,
+                                                  const piece &c, uint32_t slot, uint32_t parity, int32_t first)
+{
+    const uint32_t full = ptx_shared_address(m->full[slot]);
+    if (SOURCE == SOURCE_PAGES && first + TOKENS > c.work.main_count) {
+        clear_tail<BLOCKS>(v.at, (int)(c.work.main_count - first), full, parity);
+    }
+    start_scores<BLOCKS, F16>(s, q, v.k, full, parity);
 }
 
 /* One piece that has tiles. Leaves sums, references and the output unnormalised. Returns the number of tiles. */
@@ -253,34 +310,92 @@ template <int BLOCKS, int F16, int SOURCE>
 static __device__ __forceinline__ uint32_t lead(float o[128], softmax_rows &rows, uint32_t q, plan<BLOCKS> *m,
                                                 const fmlac_mqa &p, const piece &c, slot_uses uses)
 {
-    constexpr int WIDE = SOURCE != SOURCE_CODES;
-    float s[32], factor[2];
+    typedef relay_of<SOURCE> the;
+    float s[32], factor[2], top[2] = {-FMLAC_INFINITY, -FMLAC_INFINITY};
     uint32_t a[16], t = 0, more;
 #pragma unroll 1
     do {
-        const uint32_t slot = t & 1, parity = tile_parity(uses, t), full = ptx_shared_address(m->full[slot]);
+        const uint32_t slot = t & 1;
         const tile_view v = view_of<BLOCKS>(slot);
         int32_t first = (c.begin + (int32_t)t) * TOKENS;
-        if (SOURCE == SOURCE_PAGES && first + TOKENS > c.work.main_count) {
-            clear_tail<BLOCKS>(v.at, (int)(c.work.main_count - first), full, parity);
+        start_tile<BLOCKS, F16, SOURCE>(s, q, v, m, c, slot, tile_parity(uses, t), first);
+        if (the::ORDER == ORDER_EARLY && t > 0) {
+            ptx_barrier_arrive(BARRIER_WEIGHTS + (slot ^ 1), 256);
         }
-        start_scores<BLOCKS, F16>(s, q, v.k, full, parity);
         ptx_wgmma_wait<0>();
         ptx_wgmma_hold<32>(s);
+        if (the::ORDER == ORDER_GATED && t > 0) {
+            ptx_barrier_arrive(BARRIER_WEIGHTS + (slot ^ 1), 256);
+        }
         more = uniform(*(const volatile uint32_t *)&m->more[slot]);
-        if (weights_of<BLOCKS, F16>(s, rows, a, factor, m, c, slot, v.at, first)) {
+        if (weights_of<BLOCKS, F16, SOURCE>(s, rows, a, factor, m, c, slot, v.at, first)) {
             rescale(o, factor); /* seldom */
         }
         publish<BLOCKS>(a, rows, v.weights_at, m, slot);
-        start_values_rs<F16, WIDE>(o, a, v.left);
-        if (p.max_logits.data) {
-            raise_max(s, rows.max);
+        if (the::ORDER == ORDER_AT_ONCE || !more) {
+            ptx_barrier_arrive(BARRIER_WEIGHTS + slot, 256);
+        }
+        start_values_rs<F16, the::WIDE>(o, a, v.values[the::LEADER_HALF]);
+        if (the::OPTIMIST && p.max_logits.data) {
+            raise_max(s, top);
         }
         ptx_wgmma_wait<0>();
         ptx_wgmma_hold<128>(o);
-        release(ptx_shared_address(&m->free[slot][0]));
+        release(ptx_shared_address(&m->free[slot][the::LEADER_HALF]));
         t++;
     } while (more);
+    if (the::OPTIMIST) {
+        rows.max[0] = top[0] * rows.scale;
+        rows.max[1] = top[1] * rows.scale;
+    }
+    return t;
+}
+
+/* The same in the order BEHIND. The product with the tile before is issued behind the scores: with the first tile it is
+ * one with whatever lies there, and is lost, since products must not be conditional. */
+template <int BLOCKS, int F16, int SOURCE>
+static __device__ __forceinline__ uint32_t lead_behind(float o[128], softmax_rows &rows, uint32_t q, plan<BLOCKS> *m,
+                                                       const fmlac_mqa &p, const piece &c, slot_uses uses)
+{
+    typedef relay_of<SOURCE> the;
+    float s[32], factor[2], top[2] = {-FMLAC_INFINITY, -FMLAC_INFINITY};
+    uint32_t a[16], t = 0, more;
+#pragma unroll 1
+    do {
+        const uint32_t slot = t & 1;
+        const tile_view v = view_of<BLOCKS>(slot), before = view_of<BLOCKS>(slot ^ 1);
+        int32_t first = (c.begin + (int32_t)t) * TOKENS;
+        start_tile<BLOCKS, F16, SOURCE>(s, q, v, m, c, slot, tile_parity(uses, t), first);
+        ptx_barrier_sync(BARRIER_LEADER, 128); /* the weights before are there */
+        start_values_ss<F16, the::WIDE>(o, before.weights, before.values[the::LEADER_HALF], t > 1);
+        ptx_wgmma_wait<1>();
+        ptx_wgmma_hold<32>(s);
+        more = uniform(*(const volatile uint32_t *)&m->more[slot]);
+        bool moves = weights_of<BLOCKS, F16, SOURCE>(s, rows, a, factor, m, c, slot, v.at, first);
+        publish<BLOCKS>(a, rows, v.weights_at, m, slot);
+        ptx_fence_async_proxy();
+        ptx_barrier_arrive(BARRIER_WEIGHTS + slot, 256);
+        if (p.max_logits.data) {
+            raise_max(s, top);
+        }
+        ptx_wgmma_wait<0>();
+        ptx_wgmma_hold<128>(o);
+        if (t > 0) {
+            release(ptx_shared_address(&m->free[slot ^ 1][the::LEADER_HALF]));
+        }
+        if (moves) {
+            rescale(o, factor); /* seldom */
+        }
+        t++;
+    } while (more);
+    const tile_view last = view_of<BLOCKS>((t & 1) ^ 1);
+    ptx_barrier_sync(BARRIER_LEADER, 128);
+    start_values_ss<F16, the::WIDE>(o, last.weights, last.values[the::LEADER_HALF], t > 1);
+    ptx_wgmma_wait<0>();
+    ptx_wgmma_hold<128>(o);
+    release(ptx_shared_address(&m->free[(t & 1) ^ 1][the::LEADER_HALF]));
+    rows.max[0] = top[0] * rows.scale;
+    rows.max[1] = top[1] * rows.scale;
     return t;
 }
 
@@ -289,7 +404,8 @@ static __device__ __forceinline__ uint32_t lead(float o[128], softmax_rows &rows
 template <int BLOCKS, int F16, int SOURCE>
 static __device__ __forceinline__ uint32_t follow(float o[128], plan<BLOCKS> *m, slot_uses uses)
 {
-    constexpr int WIDE = SOURCE != SOURCE_CODES;
+    typedef relay_of<SOURCE> the;
+    constexpr int HALF = !the::LEADER_HALF;
     int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
     float reference[2] = {-FMLAC_INFINITY, -FMLAC_INFINITY};
     uint32_t t = 0, more;
@@ -299,17 +415,17 @@ static __device__ __forceinline__ uint32_t follow(float o[128], plan<BLOCKS> *m,
         const tile_view v = view_of<BLOCKS>(slot);
         ptx_barrier_sync(BARRIER_WEIGHTS + slot, 256);
         ptx_fence_async_proxy();
-        ptx_mbarrier_wait(full + 2 * 8, parity);
-        ptx_mbarrier_wait(full + 3 * 8, parity);
+        ptx_mbarrier_wait(full + 2 * HALF * 8, parity);
+        ptx_mbarrier_wait(full + (2 * HALF + 1) * 8, parity);
         float factor[2];
         if (follow_references(reference, m->reference[slot][row], m->reference[slot][row + 8], factor)) {
             rescale(o, factor);
         }
-        start_values_ss<F16, WIDE>(o, v.weights, v.right);
+        start_values_ss<F16, the::WIDE>(o, v.weights, v.values[HALF], 1);
         more = uniform(*(const volatile uint32_t *)&m->more[slot]);
         ptx_wgmma_wait<0>();
         ptx_wgmma_hold<128>(o);
-        release(ptx_shared_address(&m->free[slot][1]));
+        release(ptx_shared_address(&m->free[slot][HALF]));
         t++;
     } while (more);
     return t;
@@ -328,6 +444,7 @@ static __device__ __forceinline__ bool has_tiles(const piece &c)
 template <int BLOCKS, int F16, int SOURCE>
 static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> *m)
 {
+    typedef relay_of<SOURCE> the;
     int group = __shfl_sync(0xFFFFFFFFu, (int)(threadIdx.x / 128), 0);
     bool scout = SOURCE == SOURCE_CODES && threadIdx.x / 32 == MMA_WARPS - 1;
     if (scout) {
@@ -359,11 +476,12 @@ static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> 
         }
         uint32_t tiles = 0;
         if (has_tiles(c) && group == 0) {
-            tiles = lead<BLOCKS, F16, SOURCE>(o, rows, q, m, p, c, uses);
+            tiles = the::ORDER == ORDER_BEHIND ? lead_behind<BLOCKS, F16, SOURCE>(o, rows, q, m, p, c, uses)
+                                               : lead<BLOCKS, F16, SOURCE>(o, rows, q, m, p, c, uses);
         } else if (has_tiles(c)) {
             tiles = follow<BLOCKS, F16, SOURCE>(o, m, uses);
         }
-        store_rows<BLOCKS>(p, c, o, rows, m, group);
+        store_rows<BLOCKS>(p, c, o, rows, m, group, group ^ the::LEADER_HALF);
         __syncwarp();
         if (threadIdx.x % 32 == 0) {
             ptx_mbarrier_arrive(ptx_shared_address(&m->piece_free[i & 1]));
@@ -402,8 +520,8 @@ template <int BLOCKS, int F16, int SOURCE> static __device__ __forceinline__ voi
 {
     const fmlac_mqa &p = all.mqa;
     constexpr int PRODUCER_WARPS = SOURCE == SOURCE_CODES ? 8 : 4;
-    constexpr int MMA_REGISTERS = SOURCE == SOURCE_PAGES ? 216 : 200;
-    constexpr int PRODUCER_REGISTERS = SOURCE == SOURCE_PAGES ? 72 : SOURCE == SOURCE_ROWS ? 104 : 56;
+    constexpr int MMA_REGISTERS = relay_of<SOURCE>::REGISTERS;
+    constexpr int PRODUCER_REGISTERS = SOURCE == SOURCE_CODES ? 56 : 504 - 2 * MMA_REGISTERS;
     plan<BLOCKS> *m = (plan<BLOCKS> *)ptx_shared();
     if (threadIdx.x == 0) {
         init_barriers<BLOCKS, SOURCE>(p, m, PRODUCER_WARPS);
