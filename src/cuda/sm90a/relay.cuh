@@ -72,22 +72,25 @@
 #ifndef RELAY_ORDER_ROWS
 #define RELAY_ORDER_ROWS ORDER_BEHIND
 #endif
+#ifndef RELAY_ORDER_CODES
+#define RELAY_ORDER_CODES ORDER_AT_ONCE
+#endif
 #ifndef RELAY_REGISTERS_PAGES
 #define RELAY_REGISTERS_PAGES 216
 #endif
 #ifndef RELAY_REGISTERS_ROWS
-#define RELAY_REGISTERS_ROWS 208
+#define RELAY_REGISTERS_ROWS 200
 #endif
 
 template <int SOURCE> struct relay_of {
     static constexpr int ORDER = SOURCE == SOURCE_PAGES  ? RELAY_ORDER_PAGES
                                  : SOURCE == SOURCE_ROWS ? RELAY_ORDER_ROWS
-                                                         : ORDER_AT_ONCE;
+                                                         : RELAY_ORDER_CODES;
     static constexpr int REGISTERS = SOURCE == SOURCE_PAGES  ? RELAY_REGISTERS_PAGES
                                      : SOURCE == SOURCE_ROWS ? RELAY_REGISTERS_ROWS
                                                              : 200; /* of leader and follower */
-    static constexpr int WIDE = SOURCE != SOURCE_CODES;    /* products of 256 columns */
-    static constexpr int OPTIMIST = SOURCE != SOURCE_CODES; /* registers for weigh_scores */
+    static constexpr int WIDE = SOURCE != SOURCE_CODES; /* products of 256 columns */
+    static constexpr int OPTIMIST = SOURCE == SOURCE_PAGES || ORDER == ORDER_BEHIND; /* registers for weigh_scores */
     /* Of a slot and of the output, 0: dims 0..255. The leader's is held longest in the order BEHIND, the follower's in
      * the others; that one is needed last. */
     static constexpr int LEADER_HALF = ORDER == ORDER_BEHIND;
