@@ -472,7 +472,7 @@ static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> 
         }
         float o[128];
         softmax_rows rows = {
-            positive_scale(p), {-FMLAC_INFINITY, -FMLAC_INFINITY}, {-FMLAC_INFINITY, -FMLAC_INFINITY}, {0, 0}};
+            scale_of<the::OPTIMIST>(p), {-FMLAC_INFINITY, -FMLAC_INFINITY}, {-FMLAC_INFINITY, -FMLAC_INFINITY}, {0, 0}};
 #pragma unroll
         for (int j = 0; j < 128; j++) {
             o[j] = 0.0f;
