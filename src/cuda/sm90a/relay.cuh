@@ -47,6 +47,7 @@
 #define FLASHMLA_CUDA_SM90A_RELAY_CUH
 
 #include "output.cuh"
+#include "ptx/cluster.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/wgmma.cuh"
 #include "query.cuh"
@@ -83,14 +84,16 @@
 #endif
 
 template <int SOURCE> struct relay_of {
-    static constexpr int ORDER = SOURCE == SOURCE_PAGES  ? RELAY_ORDER_PAGES
+    static constexpr int PAGES = SOURCE == SOURCE_PAGES || SOURCE == SOURCE_TWINS;
+    static constexpr int TWINS = SOURCE == SOURCE_TWINS ? 2 : 1; /* blocks that share tokens */
+    static constexpr int ORDER = PAGES                   ? RELAY_ORDER_PAGES
                                  : SOURCE == SOURCE_ROWS ? RELAY_ORDER_ROWS
                                                          : RELAY_ORDER_CODES;
-    static constexpr int REGISTERS = SOURCE == SOURCE_PAGES  ? RELAY_REGISTERS_PAGES
+    static constexpr int REGISTERS = PAGES                   ? RELAY_REGISTERS_PAGES
                                      : SOURCE == SOURCE_ROWS ? RELAY_REGISTERS_ROWS
                                                              : 200; /* of leader and follower */
     static constexpr int WIDE = SOURCE != SOURCE_CODES; /* products of 256 columns */
-    static constexpr int OPTIMIST = SOURCE == SOURCE_PAGES || ORDER == ORDER_BEHIND; /* registers for weigh_scores */
+    static constexpr int OPTIMIST = PAGES || ORDER == ORDER_BEHIND; /* registers for weigh_scores */
     /* Of a slot and of the output, 0: dims 0..255. The leader's is held longest in the order BEHIND, the follower's in
      * the others; that one is needed last. */
     static constexpr int LEADER_HALF = ORDER == ORDER_BEHIND;
@@ -239,10 +242,15 @@ static __device__ __forceinline__ void publish(const uint32_t a[16], const softm
     }
 }
 
-static __device__ __forceinline__ void release(uint32_t free)
+/* A warp has read a half for the last time: its own block may load it again, and so may the twin. */
+template <int TWINS> static __device__ __forceinline__ void release(uint32_t free)
 {
-    if (threadIdx.x % 32 == 0) {
-        ptx_mbarrier_arrive(free);
+    if (TWINS == 1) {
+        if (threadIdx.x % 32 == 0) {
+            ptx_mbarrier_arrive(free);
+        }
+    } else if (threadIdx.x % 32 < TWINS) {
+        ptx_mbarrier_arrive_remote(ptx_cluster_address(free, threadIdx.x % 32));
     }
 }
 
@@ -302,7 +310,7 @@ static __device__ __forceinline__ void start_tile(float s[32], uint32_t q, const
                                                   const piece &c, uint32_t slot, uint32_t parity, int32_t first)
 {
     const uint32_t full = ptx_shared_address(m->full[slot]);
-    if (SOURCE == SOURCE_PAGES && first + TOKENS > c.work.main_count) {
+    if (relay_of<SOURCE>::PAGES && first + TOKENS > c.work.main_count) {
         clear_tail<BLOCKS>(v.at, (int)(c.work.main_count - first), full, parity);
     }
     start_scores<BLOCKS, F16>(s, q, v.k, full, parity);
@@ -344,7 +352,7 @@ static __device__ __forceinline__ uint32_t lead(float o[128], softmax_rows &rows
         }
         ptx_wgmma_wait<0>();
         ptx_wgmma_hold<128>(o);
-        release(ptx_shared_address(&m->free[slot][the::LEADER_HALF]));
+        release<the::TWINS>(ptx_shared_address(&m->free[slot][the::LEADER_HALF]));
         t++;
     } while (more);
     if (the::OPTIMIST) {
@@ -384,7 +392,7 @@ static __device__ __forceinline__ uint32_t lead_behind(float o[128], softmax_row
         ptx_wgmma_wait<0>();
         ptx_wgmma_hold<128>(o);
         if (t > 0) {
-            release(ptx_shared_address(&m->free[slot ^ 1][the::LEADER_HALF]));
+            release<the::TWINS>(ptx_shared_address(&m->free[slot ^ 1][the::LEADER_HALF]));
         }
         if (moves) {
             rescale(o, factor); /* seldom */
@@ -396,7 +404,7 @@ static __device__ __forceinline__ uint32_t lead_behind(float o[128], softmax_row
     start_values_ss<F16, the::WIDE>(o, last.weights, last.values[the::LEADER_HALF], t > 1);
     ptx_wgmma_wait<0>();
     ptx_wgmma_hold<128>(o);
-    release(ptx_shared_address(&m->free[(t & 1) ^ 1][the::LEADER_HALF]));
+    release<the::TWINS>(ptx_shared_address(&m->free[(t & 1) ^ 1][the::LEADER_HALF]));
     rows.max[0] = top[0] * rows.scale;
     rows.max[1] = top[1] * rows.scale;
     return t;
@@ -428,7 +436,7 @@ static __device__ __forceinline__ uint32_t follow(float o[128], plan<BLOCKS> *m,
         more = uniform(*(const volatile uint32_t *)&m->more[slot]);
         ptx_wgmma_wait<0>();
         ptx_wgmma_hold<128>(o);
-        release(ptx_shared_address(&m->free[slot][HALF]));
+        release<the::TWINS>(ptx_shared_address(&m->free[slot][HALF]));
         t++;
     } while (more);
     return t;
@@ -498,8 +506,9 @@ static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> 
 template <int BLOCKS, int SOURCE>
 static __device__ __forceinline__ void init_barriers(const fmlac_mqa &p, plan<BLOCKS> *m, int producer_warps)
 {
-    int readers = SOURCE == SOURCE_PAGES ? 1 : producer_warps; /* producer warps that read pieces */
-    uint32_t arrivals = SOURCE == SOURCE_PAGES ? 1 : SOURCE == SOURCE_ROWS ? producer_warps * 32 : producer_warps;
+    typedef relay_of<SOURCE> the;
+    int readers = the::PAGES ? 1 : producer_warps; /* producer warps that read pieces */
+    uint32_t arrivals = the::PAGES ? 1 : SOURCE == SOURCE_ROWS ? producer_warps * 32 : producer_warps;
     for (int i = 0; i < 2; i++) {
         for (int j = 0; j < PORTIONS; j++) {
             uint32_t more = 0;
@@ -510,8 +519,8 @@ static __device__ __forceinline__ void init_barriers(const fmlac_mqa &p, plan<BL
             }
             ptx_mbarrier_init(ptx_shared_address(&m->full[i][j]), arrivals + more);
         }
-        ptx_mbarrier_init(ptx_shared_address(&m->free[i][0]), 4);
-        ptx_mbarrier_init(ptx_shared_address(&m->free[i][1]), 4);
+        ptx_mbarrier_init(ptx_shared_address(&m->free[i][0]), 4 * the::TWINS);
+        ptx_mbarrier_init(ptx_shared_address(&m->free[i][1]), 4 * the::TWINS);
         ptx_mbarrier_init(ptx_shared_address(&m->piece_full[i]), 1);
         ptx_mbarrier_init(ptx_shared_address(&m->piece_free[i]), MMA_WARPS + readers);
     }
@@ -523,13 +532,18 @@ template <int BLOCKS, int F16, int SOURCE> static __device__ __forceinline__ voi
 {
     const fmlac_mqa &p = all.mqa;
     constexpr int PRODUCER_WARPS = SOURCE == SOURCE_CODES ? 8 : 4;
-    constexpr int MMA_REGISTERS = relay_of<SOURCE>::REGISTERS;
+    typedef relay_of<SOURCE> the;
+    constexpr int MMA_REGISTERS = the::REGISTERS;
     constexpr int PRODUCER_REGISTERS = SOURCE == SOURCE_CODES ? 56 : 504 - 2 * MMA_REGISTERS;
     plan<BLOCKS> *m = (plan<BLOCKS> *)ptx_shared();
     if (threadIdx.x == 0) {
         init_barriers<BLOCKS, SOURCE>(p, m, PRODUCER_WARPS);
     }
-    __syncthreads();
+    if (the::TWINS == 2) {
+        ptx_cluster_sync();
+    } else {
+        __syncthreads();
+    }
     ptx_grid_wait();
     ptx_grid_launch_dependents();
     if (__shfl_sync(0xFFFFFFFFu, (int)(threadIdx.x / 128), 0) < 2) {
@@ -537,13 +551,17 @@ template <int BLOCKS, int F16, int SOURCE> static __device__ __forceinline__ voi
         consume<BLOCKS, F16, SOURCE>(p, m);
     } else {
         ptx_registers_give<PRODUCER_REGISTERS>();
-        if (SOURCE == SOURCE_PAGES) {
-            produce_pages<BLOCKS>(all, m);
+        if (the::PAGES) {
+            produce_pages<BLOCKS, the::TWINS>(all, m);
         } else if (SOURCE == SOURCE_ROWS) {
             produce_rows<BLOCKS>(p, m);
         } else {
             produce_codes<BLOCKS>(p, m);
         }
+    }
+    if (the::TWINS == 2) {
+        __syncwarp();
+        ptx_cluster_sync(); /* the twin may still write here */
     }
 }
 
