@@ -268,11 +268,63 @@ static __device__ __forceinline__ void clear_tail(uint32_t tile, int first, uint
     ptx_barrier_sync(BARRIER_LEADER, 128);
 }
 
-/* Scores that have arrived to weights. Returns whether what was summed so far must be multiplied by factor[]. */
-template <int BLOCKS, int F16, int SOURCE>
+/* What is not plain about a tile that is there, for the warp; the leader asks before it waits for the scores. */
+#define TILE_MASKED  1 /* some of the warp's rows do not attend all tokens */
+#define TILE_UNCLEAN 2 /* some row of the block does not see all tokens: values may be numbers that it must not meet */
+
+static __device__ __forceinline__ int32_t tokens_seen(const piece &c, int row, int32_t first)
+{
+    int32_t seen = *(const volatile int32_t *)&c.seen[row] - first;
+    return seen < TOKENS ? seen : TOKENS;
+}
+
+template <int BLOCKS>
+static __device__ __forceinline__ uint32_t tile_flags(const plan<BLOCKS> *m, const piece &c, uint32_t slot,
+                                                      int32_t first)
+{
+    int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+    const volatile uint32_t *mask = m->mask[slot];
+    int32_t all_see = *(const volatile int32_t *)&c.all_see;
+    bool whole = (mask[0] & mask[1]) == 0xFFFFFFFFu && tokens_seen(c, row, first) == TOKENS &&
+                 tokens_seen(c, row + 8, first) == TOKENS;
+    bool unclean = all_see < first + TOKENS && all_see < c.work.main_count;
+    return (__all_sync(0xFFFFFFFFu, whole) ? 0 : TILE_MASKED) | (unclean ? TILE_UNCLEAN : 0);
+}
+
+/* Values of a tile that some row does not see, once all four warps have their scores. */
+template <int F16> static __device__ __forceinline__ void clean_tile(const piece &c, uint32_t tile, int32_t first)
+{
+    ptx_barrier_sync(BARRIER_LEADER, 128);
+    clean_rows<F16>(tile, (int)clamped(c.all_see - first, 0, TOKENS), threadIdx.x % 128);
+    ptx_fence_async_proxy();
+    ptx_barrier_sync(BARRIER_LEADER, 128);
+}
+
+/* Scores that have arrived to weights; s stays. Returns whether what was summed so far must be multiplied by factor[].
+ */
+template <int BLOCKS, int F16>
 static __device__ __forceinline__ bool weights_of(float s[32], softmax_rows &rows, uint32_t a[16], float factor[2],
                                                   const plan<BLOCKS> *m, const piece &c, uint32_t slot, uint32_t tile,
-                                                  int32_t first)
+                                                  int32_t first, uint32_t flags)
+{
+    if (flags & TILE_UNCLEAN) {
+        clean_tile<F16>(c, tile, first);
+    }
+    if (flags & TILE_MASKED) {
+        int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+        const volatile uint32_t *there = m->mask[slot];
+        const uint32_t mask[2] = {there[0], there[1]};
+        const int32_t limit[2] = {tokens_seen(c, row, first), tokens_seen(c, row + 8, first)};
+        hide_scores(s, mask, limit);
+    }
+    return weigh_scores<F16>(s, rows, a, factor);
+}
+
+/* The same with fewer registers and a longer chain: s becomes the weights. */
+template <int BLOCKS, int F16>
+static __device__ __forceinline__ bool weights_in_place(float s[32], softmax_rows &rows, uint32_t a[16],
+                                                        float factor[2], const plan<BLOCKS> *m, const piece &c,
+                                                        uint32_t slot, uint32_t tile, int32_t first)
 {
     int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
     uint32_t mask[2];
@@ -283,17 +335,7 @@ static __device__ __forceinline__ bool weights_of(float s[32], softmax_rows &row
         limit[h] = seen < TOKENS ? seen : TOKENS;
     }
     if (c.all_see < first + TOKENS && c.all_see < c.work.main_count) {
-        ptx_barrier_sync(BARRIER_LEADER, 128); /* all four warps have their scores */
-        clean_rows<F16>(tile, (int)clamped(c.all_see - first, 0, TOKENS), threadIdx.x % 128);
-        ptx_fence_async_proxy();
-        ptx_barrier_sync(BARRIER_LEADER, 128);
-    }
-    if (relay_of<SOURCE>::OPTIMIST) {
-        bool all = (mask[0] & mask[1]) == 0xFFFFFFFFu && limit[0] >= TOKENS && limit[1] >= TOKENS;
-        if (!__all_sync(0xFFFFFFFFu, all)) {
-            hide_scores(s, mask, limit);
-        }
-        return weigh_scores<F16>(s, rows, a, factor);
+        clean_tile<F16>(c, tile, first);
     }
     scale_scores(s, rows.scale, mask, limit);
     bool moves = weigh(s, rows, factor);
@@ -333,13 +375,15 @@ static __device__ __forceinline__ uint32_t lead(float o[128], softmax_rows &rows
         if (the::ORDER == ORDER_EARLY && t > 0) {
             ptx_barrier_arrive(BARRIER_WEIGHTS + (slot ^ 1), 256);
         }
+        uint32_t flags = the::OPTIMIST ? tile_flags(m, c, slot, first) : 0;
         ptx_wgmma_wait<0>();
         ptx_wgmma_hold<32>(s);
+        more = uniform(*(const volatile uint32_t *)&m->more[slot]);
         if (the::ORDER == ORDER_GATED && t > 0) {
             ptx_barrier_arrive(BARRIER_WEIGHTS + (slot ^ 1), 256);
         }
-        more = uniform(*(const volatile uint32_t *)&m->more[slot]);
-        if (weights_of<BLOCKS, F16, SOURCE>(s, rows, a, factor, m, c, slot, v.at, first)) {
+        if (the::OPTIMIST ? weights_of<BLOCKS, F16>(s, rows, a, factor, m, c, slot, v.at, first, flags)
+                          : weights_in_place<BLOCKS, F16>(s, rows, a, factor, m, c, slot, v.at, first)) {
             rescale(o, factor); /* seldom */
         }
         publish<BLOCKS>(a, rows, v.weights_at, m, slot);
@@ -379,10 +423,11 @@ static __device__ __forceinline__ uint32_t lead_behind(float o[128], softmax_row
         start_tile<BLOCKS, F16, SOURCE>(s, q, v, m, c, slot, tile_parity(uses, t), first);
         ptx_barrier_sync(BARRIER_LEADER, 128); /* the weights before are there */
         start_values_ss<F16, the::WIDE>(o, before.weights, before.values[the::LEADER_HALF], t > 1);
+        more = uniform(*(const volatile uint32_t *)&m->more[slot]);
+        uint32_t flags = tile_flags(m, c, slot, first);
         ptx_wgmma_wait<1>();
         ptx_wgmma_hold<32>(s);
-        more = uniform(*(const volatile uint32_t *)&m->more[slot]);
-        bool moves = weights_of<BLOCKS, F16, SOURCE>(s, rows, a, factor, m, c, slot, v.at, first);
+        bool moves = weights_of<BLOCKS, F16>(s, rows, a, factor, m, c, slot, v.at, first, flags);
         publish<BLOCKS>(a, rows, v.weights_at, m, slot);
         ptx_fence_async_proxy();
         ptx_barrier_arrive(BARRIER_WEIGHTS + slot, 256);
