@@ -19,6 +19,10 @@ extern void fmlak_mqa_pages_bf16_512_sm90a(void);
 extern void fmlak_mqa_pages_bf16_576_sm90a(void);
 extern void fmlak_mqa_pages_f16_512_sm90a(void);
 extern void fmlak_mqa_pages_f16_576_sm90a(void);
+extern void fmlak_mqa_twins_bf16_512_sm90a(void);
+extern void fmlak_mqa_twins_bf16_576_sm90a(void);
+extern void fmlak_mqa_twins_f16_512_sm90a(void);
+extern void fmlak_mqa_twins_f16_576_sm90a(void);
 extern void fmlak_mqa_rows_bf16_512_sm90a(void);
 extern void fmlak_mqa_rows_bf16_576_sm90a(void);
 extern void fmlak_mqa_rows_f16_512_sm90a(void);
@@ -44,6 +48,19 @@ static const fmlac_kernel kernels[3][2][2] = {
     {{HOPPER(fmlak_mqa_rows_bf16_512_sm90a, FMLA_BF16, 12), HOPPER(fmlak_mqa_rows_bf16_576_sm90a, FMLA_BF16, 12)},
      {HOPPER(fmlak_mqa_rows_f16_512_sm90a, FMLA_F16, 12), HOPPER(fmlak_mqa_rows_f16_576_sm90a, FMLA_F16, 12)}},
     {{CODES(fmlak_mqa_codes_bf16_512_sm90a), CODES(fmlak_mqa_codes_bf16_576_sm90a)}},
+};
+
+/* Pages for two blocks with the same tokens, [dtype: bf16, fp16][dims: 512, 576]. */
+#ifndef FMLAC_SHARE_PAGES
+#define FMLAC_SHARE_PAGES 1
+#endif
+#define TWINS(name, dtype)                                                                                             \
+    {                                                                                                                  \
+        name, #name, dtype, FMLAC_PAIR_ROWS, FMLAC_HOPPER_TOKENS, 12, 227, 2                                           \
+    }
+static const fmlac_kernel twins[2][2] = {
+    {TWINS(fmlak_mqa_twins_bf16_512_sm90a, FMLA_BF16), TWINS(fmlak_mqa_twins_bf16_576_sm90a, FMLA_BF16)},
+    {TWINS(fmlak_mqa_twins_f16_512_sm90a, FMLA_F16), TWINS(fmlak_mqa_twins_f16_576_sm90a, FMLA_F16)},
 };
 
 /* Pairs of blocks, [dims: 512, 576]. */
@@ -126,6 +143,37 @@ static const fmlac_kernel *choose_pair(const fmlac_state *state, const fmlac_mqa
     return fits ? &pairs[p->d_qk > 512] : NULL;
 }
 
+/* Strides that a tensor map can have. */
+static void page_strides(const fmlac_mqa *p, uint64_t strides[3])
+{
+    const fmlac_pool *pool = &p->main.pool;
+    strides[0] = (uint64_t)pool->token_stride;
+    strides[1] = (uint64_t)pool->page_stride;
+    strides[2] = (uint64_t)(p->h_kv > 1 ? pool->head_stride : pool->page_stride);
+}
+
+static bool strides_fit(const fmlac_mqa *p)
+{
+    const uint64_t stride_max = (uint64_t)1 << 40;
+    uint64_t strides[3];
+    page_strides(p, strides);
+    for (int i = 0; i < 3; i++) {
+        if (strides[i] == 0 || strides[i] >= stride_max) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Whether two blocks can share tokens: the rows of every list make an even number of their row tiles. */
+static bool rows_pair(const fmlac_state *state, const fmlac_mqa *p)
+{
+    int64_t group = p->h_q / p->h_kv, rows = p->cu_seqlens_q ? group : group * p->s_q;
+    bool whole = !p->cu_seqlens_q || rows % FMLAC_PAIR_ROWS == 0;
+    return FMLAC_SHARE_PAGES && state->processors >= 2 && p->main.pool.num_pages > 0 && whole &&
+           fmlac_ceil(rows, FMLAC_HOPPER_ROWS) % 2 == 0;
+}
+
 static bool is_short(const fmlac_list *list)
 {
     const fmlac_pool *pool = &list->pool;
@@ -153,7 +201,10 @@ const fmlac_kernel *fmlac_hopper_choose(const fmlac_state *state, const fmlac_mq
         return NULL;
     }
     bool pages = p->main.kind == FMLAC_LIST_PAGED && p->main.pool.page_size % FMLAC_HOPPER_TOKENS == 0 &&
-                 p->main.pool.aligned && state->encode_tensor_map;
+                 p->main.pool.aligned && state->encode_tensor_map && strides_fit(p);
+    if (pages && rows_pair(state, p)) {
+        return &twins[f16][wide];
+    }
     return &kernels[pages ? FROM_PAGES : FROM_ROWS][f16][wide];
 }
 
@@ -161,18 +212,12 @@ const fmlac_kernel *fmlac_hopper_choose(const fmlac_state *state, const fmlac_mq
 static bool encode_pages(const fmlac_state *state, const fmlac_mqa *p, fmlac_tensor_map *map)
 {
     const fmlac_pool *pool = &p->main.pool;
-    const uint64_t stride_max = (uint64_t)1 << 40;
     encode_tiled encode = (encode_tiled)state->encode_tensor_map;
     cuuint64_t dims[4] = {(cuuint64_t)p->d_qk, (cuuint64_t)pool->page_size, (cuuint64_t)pool->num_pages,
                           (cuuint64_t)p->h_kv};
-    cuuint64_t strides[3] = {(cuuint64_t)pool->token_stride, (cuuint64_t)pool->page_stride,
-                             (cuuint64_t)(p->h_kv > 1 ? pool->head_stride : pool->page_stride)};
+    uint64_t strides[3];
     cuuint32_t box[4] = {64, FMLAC_HOPPER_TOKENS, 1, 1}, steps[4] = {1, 1, 1, 1};
-    for (int i = 0; i < 3; i++) {
-        if (strides[i] == 0 || strides[i] >= stride_max) {
-            return false;
-        }
-    }
+    page_strides(p, strides);
     return encode((CUtensorMap *)map,
                   p->q.dtype == FMLAC_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4,
                   pool->data, dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
@@ -186,6 +231,9 @@ fmla_status fmlac_hopper_enqueue(const fmlac_state *state, const fmlai_call *cal
     int wide = p->d_qk > 512, f16 = p->q.dtype == FMLAC_F16;
     memset(&all.pages, 0, sizeof all.pages);
     all.mqa = *p;
+    if (kernel == &twins[f16][wide] && !encode_pages(state, p, &all.pages)) {
+        return fmlai_fail(call->error, FMLA_ERROR_DEVICE, "cuTensorMapEncodeTiled refuses the pages of the cache");
+    }
     if (kernel == &kernels[FROM_PAGES][f16][wide] && !encode_pages(state, p, &all.pages)) {
         kernel = &kernels[FROM_ROWS][f16][wide];
     }
@@ -194,6 +242,8 @@ fmla_status fmlac_hopper_enqueue(const fmlac_state *state, const fmlai_call *cal
     if (kernel->cluster > 0) {
         launch->blocks *= kernel->cluster;
         launch->cluster = kernel->cluster;
+    }
+    if (kernel == &pairs[wide]) {
         return fmlac_enqueue(state, call, launch, p);
     }
     return fmlac_enqueue(state, call, launch, &all);

@@ -132,20 +132,22 @@ static __device__ __forceinline__ void store_output(const fmlac_mqa &p, const pi
     }
 }
 
-/* Sums of a row over the four lanes that share it. */
+/* Sums and maxima of a row over the four lanes that share it. */
 static __device__ __forceinline__ void join_sums(softmax_rows &rows)
 {
     for (int h = 0; h < 2; h++) {
         rows.sum[h] += __shfl_xor_sync(0xFFFFFFFFu, rows.sum[h], 1);
         rows.sum[h] += __shfl_xor_sync(0xFFFFFFFFu, rows.sum[h], 2);
+        rows.max[h] = fmaxf(rows.max[h], __shfl_xor_sync(0xFFFFFFFFu, rows.max[h], 1));
+        rows.max[h] = fmaxf(rows.max[h], __shfl_xor_sync(0xFFFFFFFFu, rows.max[h], 2));
     }
 }
 
-/* Group 0, the leader, has output dims 0..255, sums and references; group 1 the other dims. Ends a piece: nobody reads
+/* Group 0, the leader, has sums and references; a group has half of the output dims. Ends a piece: nobody reads
  * Q after the barrier in here. */
 template <int BLOCKS>
 static __device__ __forceinline__ void store_rows(const fmlac_mqa &p, const piece &c, const float o[128],
-                                                  softmax_rows &rows, plan<BLOCKS> *m, int group)
+                                                  softmax_rows &rows, plan<BLOCKS> *m, int group, int half)
 {
     int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4, q = threadIdx.x % 4;
     if (group == 0) {
@@ -159,7 +161,7 @@ static __device__ __forceinline__ void store_rows(const fmlac_mqa &p, const piec
     }
     ptx_barrier_sync(BARRIER_MMA, 256);
     float factor[2] = {m->factor[row], m->factor[row + 8]};
-    store_output(p, c, ROWS, row, o, factor, group * (OUT_COLUMNS / 2));
+    store_output(p, c, ROWS, row, o, factor, half * (OUT_COLUMNS / 2));
 }
 
 #endif

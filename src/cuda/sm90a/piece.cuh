@@ -35,6 +35,7 @@ typedef struct piece_walk {
     int64_t column;
     int64_t low, high;       /* cut: costs of this part */
     int64_t worker, workers; /* of the grid: blocks, or clusters of blocks */
+    int32_t twin, twins;     /* blocks that share a row tile, ROWS rows each; 0, 1: pieces are of whole row tiles */
 } piece_walk;
 
 /* The whole warp calls, here and below. */
@@ -56,6 +57,18 @@ static __device__ __forceinline__ void walk_begin(const fmlac_mqa &p, piece_walk
         walk->high = high;
         walk->worker = worker;
         walk->workers = workers;
+        walk->twin = 0;
+        walk->twins = 1;
+    }
+    __syncwarp();
+}
+
+/* The rest of the walk is for one of two blocks that share row tiles. */
+static __device__ __forceinline__ void walk_share(piece_walk *walk, uint32_t twin, int lane)
+{
+    if (lane == 0) {
+        walk->twin = (int32_t)twin;
+        walk->twins = 2;
     }
     __syncwarp();
 }
@@ -118,7 +131,13 @@ static __device__ __forceinline__ void walk_next(const fmlac_mqa &p, piece_walk 
         there = !empty && w.rows > 0;
         if (there) {
             work_count(&p, &w);
-            piece_write(p, w, begin, end, whole ? -1 : walk->worker * 2 + (begin == 0), to, lane);
+            int64_t place = walk->worker * 2 + (begin == 0);
+            if (walk->twins > 1) { /* its part of the rows, which may be none, and of the partial result */
+                w.row0 += walk->twin * ROWS;
+                w.rows = clamped(w.rows - walk->twin * ROWS, 0, ROWS);
+                place = place * walk->twins + walk->twin;
+            }
+            piece_write(p, w, begin, end, whole ? -1 : place, to, lane);
         }
     }
     __syncwarp();

@@ -5,9 +5,9 @@
  * parameter.
  *
  * ROLES          warps                 registers: PAGES, ROWS, CODES  work
- *   leader         0..3                  216, 200, 184                  scores, weights; output dims 0..255
- *   follower       4..7                  216, 200, 184                  output dims 256..511
- *   producers      8..11 (CODES 8..15)   72, 104, 72                    token tiles into shared memory
+ *   leader         0..3                  216, 200, 192                  scores, weights; output dims 0..255
+ *   follower       4..7                  216, 200, 192                  output dims 256..511
+ *   producers      8..11 (CODES 8..15)   72, 104, 64                    token tiles into shared memory
  *
  * The scout, a warp, finds the next piece of work while the one before is in hand: with PAGES warp 9, which does
  * nothing else, with ROWS warp 8, with CODES warp 15, which does nothing else. Accumulators: output 64 x 256 (128
@@ -50,6 +50,7 @@
 #define FLASHMLA_CUDA_SM90A_RELAY_CUH
 
 #include "output.cuh"
+#include "ptx/cluster.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/wgmma.cuh"
 #include "query.cuh"
@@ -64,10 +65,60 @@
 #define SCORES      (TOKENS / 2)
 #define ONE_WEIGHTS (TOKENS < 64)
 
+/*
+ * When values are summed. The tensor cores have nothing to do but values while the leader makes weights, and shared
+ * memory has time for loads only while values are summed: what should run beside what was found by measuring
+ * (docs/hopper.md).
+ */
+#define ORDER_AT_ONCE 0 /* follower and leader as soon as the weights are there */
+#define ORDER_GATED   1 /* the follower while the leader makes the weights of the next tile: once its scores are there \
+                         */
+#define ORDER_EARLY  2  /* the same, once the products of its scores are issued */
+#define ORDER_BEHIND 3  /* the follower at once, the leader behind the scores of the next tile */
+#ifndef RELAY_ORDER_PAGES
+#define RELAY_ORDER_PAGES ORDER_BEHIND
+#endif
+#ifndef RELAY_ORDER_ROWS
+#define RELAY_ORDER_ROWS ORDER_BEHIND
+#endif
+#ifndef RELAY_ORDER_CODES
+#define RELAY_ORDER_CODES ORDER_AT_ONCE
+#endif
+#ifndef RELAY_REGISTERS_PAGES
+#define RELAY_REGISTERS_PAGES 216
+#endif
+#ifndef RELAY_REGISTERS_ROWS
+#define RELAY_REGISTERS_ROWS 200
+#endif
+#ifndef RELAY_OPTIMIST_CODES
+#define RELAY_OPTIMIST_CODES 1
+#endif
+#ifndef RELAY_REGISTERS_CODES
+#define RELAY_REGISTERS_CODES 192
+#endif
+
+template <int SOURCE> struct relay_of {
+    static constexpr int PAGES = SOURCE == SOURCE_PAGES || SOURCE == SOURCE_TWINS;
+    static constexpr int TWINS = SOURCE == SOURCE_TWINS ? 2 : 1; /* blocks that share tokens */
+    static constexpr int ORDER = PAGES                   ? RELAY_ORDER_PAGES
+                                 : SOURCE == SOURCE_ROWS ? RELAY_ORDER_ROWS
+                                                         : RELAY_ORDER_CODES;
+    static constexpr int REGISTERS = PAGES                   ? RELAY_REGISTERS_PAGES
+                                     : SOURCE == SOURCE_ROWS ? RELAY_REGISTERS_ROWS
+                                                             : RELAY_REGISTERS_CODES; /* of leader and follower */
+    static constexpr int WIDE = SOURCE != SOURCE_CODES;                               /* products of 256 columns */
+    static constexpr int OPTIMIST =                                                   /* registers for weigh_scores */
+        PAGES || ORDER == ORDER_BEHIND || (SOURCE == SOURCE_CODES && RELAY_OPTIMIST_CODES);
+    static_assert(!ONE_WEIGHTS || ORDER != ORDER_BEHIND, "weights of two tiles are needed at a time");
+    /* Of a slot and of the output, 0: dims 0..255. The leader's is held longest in the order BEHIND, the follower's in
+     * the others; that one is needed last. */
+    static constexpr int LEADER_HALF = ORDER == ORDER_BEHIND;
+};
+
 /* A tile as operands, and its shared addresses. */
 typedef struct tile_view {
     uint32_t k;              /* K-major */
-    uint32_t left, right;    /* MN-major: values for output dims 0..255, 256..511 */
+    uint32_t values[2];      /* MN-major: for output dims 0..255, 256..511 */
     uint32_t weights;        /* operand */
     uint32_t at, weights_at; /* addresses */
 } tile_view;
@@ -81,8 +132,8 @@ template <int BLOCKS> static __device__ __forceinline__ tile_view view_of(uint32
     if (!ONE_WEIGHTS) {
         v.weights_at = BLOCKS == 9 ? v.at + 8 * BLOCK_BYTES : v.weights_at + slot * BLOCK_BYTES;
     }
-    v.k = v.left = ptx_wgmma_tile(v.at, TILE_BYTES);
-    v.right = ptx_wgmma_advance(v.left, 4 * TILE_BYTES);
+    v.k = v.values[0] = ptx_wgmma_tile(v.at, TILE_BYTES);
+    v.values[1] = ptx_wgmma_advance(v.k, 4 * TILE_BYTES);
     v.weights = ptx_wgmma_tile(v.weights_at, BLOCK_BYTES);
     return v;
 }
@@ -133,9 +184,9 @@ static __device__ __forceinline__ void start_values_rs(float o[128], const uint3
     ptx_wgmma_commit();
 }
 
-/* The same, weights in shared memory. */
+/* The same, weights in shared memory; = if not `accumulate`. */
 template <int F16, int WIDE>
-static __device__ __forceinline__ void start_values_ss(float o[128], uint32_t weights, uint32_t values)
+static __device__ __forceinline__ void start_values_ss(float o[128], uint32_t weights, uint32_t values, int accumulate)
 {
     ptx_wgmma_hold<128>(o);
     ptx_wgmma_fence();
@@ -143,10 +194,11 @@ static __device__ __forceinline__ void start_values_ss(float o[128], uint32_t we
     for (int k = 0; k < TOKENS / 16; k++) {
         uint32_t a = ptx_wgmma_advance(weights, k * 32);
         if (WIDE) {
-            ptx_wgmma_n256_ss<F16>(o, a, ptx_wgmma_advance(values, k * 2048), 1);
+            ptx_wgmma_n256_ss<F16>(o, a, ptx_wgmma_advance(values, k * 2048), k > 0 || accumulate);
         } else {
-            ptx_wgmma_n128_ss<F16>(o, a, ptx_wgmma_advance(values, k * 2048), 1);
-            ptx_wgmma_n128_ss<F16>(o + 64, a, ptx_wgmma_advance(values, 2 * TILE_BYTES + k * 2048), 1);
+            ptx_wgmma_n128_ss<F16>(o, a, ptx_wgmma_advance(values, k * 2048), k > 0 || accumulate);
+            ptx_wgmma_n128_ss<F16>(o + 64, a, ptx_wgmma_advance(values, 2 * TILE_BYTES + k * 2048),
+                                   k > 0 || accumulate);
         }
     }
     ptx_wgmma_commit();
@@ -189,16 +241,12 @@ template <int F16> static __device__ __forceinline__ void clean_rows(uint32_t ti
 
 /* ---- the weights' way to the follower ---------------------------------------------------------------------------- */
 
-/* s as A fragments, to registers and to shared memory, with the references. */
-template <int BLOCKS, int F16>
-static __device__ __forceinline__ void publish(const float s[SCORES], uint32_t a[SCORES / 2], const softmax_rows &rows,
+/* Weights, A fragments, to shared memory, with the references. Who reads them waits for the leader and fences. */
+template <int BLOCKS>
+static __device__ __forceinline__ void publish(const uint32_t a[SCORES / 2], const softmax_rows &rows,
                                                uint32_t weights_at, plan<BLOCKS> *m, uint32_t slot)
 {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-#pragma unroll
-    for (int i = 0; i < SCORES / 2; i++) {
-        a[i] = F16 ? ptx_pack_f16(s[2 * i], s[2 * i + 1]) : ptx_pack_bf16(s[2 * i], s[2 * i + 1]);
-    }
     if (BLOCKS == 9 && !ONE_WEIGHTS) {
         ptx_barrier_sync(BARRIER_LEADER, 128); /* all four warps have read the rope dims */
     }
@@ -210,14 +258,17 @@ static __device__ __forceinline__ void publish(const float s[SCORES], uint32_t a
         m->reference[slot][warp * 16 + lane / 4] = rows.reference[0];
         m->reference[slot][warp * 16 + lane / 4 + 8] = rows.reference[1];
     }
-    ptx_fence_async_proxy();
-    ptx_barrier_arrive(BARRIER_WEIGHTS + slot, 256);
 }
 
-static __device__ __forceinline__ void release(uint32_t free)
+/* A warp has read a half for the last time: its own block may load it again, and so may the twin. */
+template <int TWINS> static __device__ __forceinline__ void release(uint32_t free)
 {
-    if (threadIdx.x % 32 == 0) {
-        ptx_mbarrier_arrive(free);
+    if (TWINS == 1) {
+        if (threadIdx.x % 32 == 0) {
+            ptx_mbarrier_arrive(free);
+        }
+    } else if (threadIdx.x % 32 < TWINS) {
+        ptx_mbarrier_arrive_remote(ptx_cluster_address(free, threadIdx.x % 32));
     }
 }
 
@@ -235,11 +286,64 @@ static __device__ __forceinline__ void clear_tail(uint32_t tile, int first, uint
     ptx_barrier_sync(BARRIER_LEADER, 128);
 }
 
-/* Scores that have arrived to weights. Returns whether what was summed so far must be multiplied by factor[]. */
+/* What is not plain about a tile that is there, for the warp; the leader asks before it waits for the scores. */
+#define TILE_MASKED  1 /* some of the warp's rows do not attend all tokens */
+#define TILE_UNCLEAN 2 /* some row of the block does not see all tokens: values may be numbers that it must not meet   \
+                        */
+
+static __device__ __forceinline__ int32_t tokens_seen(const piece &c, int row, int32_t first)
+{
+    int32_t seen = *(const volatile int32_t *)&c.seen[row] - first;
+    return seen < TOKENS ? seen : TOKENS;
+}
+
+template <int BLOCKS>
+static __device__ __forceinline__ uint32_t tile_flags(const plan<BLOCKS> *m, const piece &c, uint32_t slot,
+                                                      int32_t first)
+{
+    int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+    const volatile uint32_t *mask = m->mask[slot];
+    int32_t all_see = *(const volatile int32_t *)&c.all_see;
+    bool whole = (mask[0] & mask[1]) == 0xFFFFFFFFu && tokens_seen(c, row, first) == TOKENS &&
+                 tokens_seen(c, row + 8, first) == TOKENS;
+    bool unclean = all_see < first + TOKENS && all_see < c.work.main_count;
+    return (__all_sync(0xFFFFFFFFu, whole) ? 0 : TILE_MASKED) | (unclean ? TILE_UNCLEAN : 0);
+}
+
+/* Values of a tile that some row does not see, once all four warps have their scores. */
+template <int F16> static __device__ __forceinline__ void clean_tile(const piece &c, uint32_t tile, int32_t first)
+{
+    ptx_barrier_sync(BARRIER_LEADER, 128);
+    clean_rows<F16>(tile, (int)clamped(c.all_see - first, 0, TOKENS), threadIdx.x % 128);
+    ptx_fence_async_proxy();
+    ptx_barrier_sync(BARRIER_LEADER, 128);
+}
+
+/* Scores that have arrived to weights; s stays. Returns whether what was summed so far must be multiplied by factor[].
+ */
 template <int BLOCKS, int F16>
-static __device__ __forceinline__ bool weights_of(float s[SCORES], softmax_rows &rows, float factor[2],
-                                                  const plan<BLOCKS> *m, const piece &c, uint32_t slot, uint32_t tile,
-                                                  int32_t first)
+static __device__ __forceinline__ bool weights_of(float s[SCORES], softmax_rows &rows, uint32_t a[SCORES / 2],
+                                                  float factor[2], const plan<BLOCKS> *m, const piece &c, uint32_t slot,
+                                                  uint32_t tile, int32_t first, uint32_t flags)
+{
+    if (flags & TILE_UNCLEAN) {
+        clean_tile<F16>(c, tile, first);
+    }
+    if (flags & TILE_MASKED) {
+        int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+        const volatile uint32_t *there = m->mask[slot];
+        const uint32_t mask[2] = {there[0], there[1]};
+        const int32_t limit[2] = {tokens_seen(c, row, first), tokens_seen(c, row + 8, first)};
+        hide_scores(s, mask, limit);
+    }
+    return weigh_scores<F16>(s, rows, a, factor);
+}
+
+/* The same with fewer registers and a longer chain: s becomes the weights. */
+template <int BLOCKS, int F16>
+static __device__ __forceinline__ bool weights_in_place(float s[SCORES], softmax_rows &rows, uint32_t a[SCORES / 2],
+                                                        float factor[2], const plan<BLOCKS> *m, const piece &c,
+                                                        uint32_t slot, uint32_t tile, int32_t first)
 {
     int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
     uint32_t mask[2];
@@ -250,48 +354,126 @@ static __device__ __forceinline__ bool weights_of(float s[SCORES], softmax_rows 
         limit[h] = seen < TOKENS ? seen : TOKENS;
     }
     if (c.all_see < first + TOKENS && c.all_see < c.work.main_count) {
-        ptx_barrier_sync(BARRIER_LEADER, 128); /* all four warps have their scores */
-        clean_rows<F16>(tile, (int)clamped(c.all_see - first, 0, TOKENS), threadIdx.x % 128);
-        ptx_fence_async_proxy();
-        ptx_barrier_sync(BARRIER_LEADER, 128);
+        clean_tile<F16>(c, tile, first);
     }
     scale_scores(s, rows.scale, mask, limit);
-    return weigh(s, rows, factor);
+    bool moves = weigh(s, rows, factor);
+#pragma unroll
+    for (int i = 0; i < SCORES / 2; i++) {
+        a[i] = F16 ? ptx_pack_f16(s[2 * i], s[2 * i + 1]) : ptx_pack_bf16(s[2 * i], s[2 * i + 1]);
+    }
+    return moves;
+}
+
+/* A tile as the leader meets it: waits for it and issues the products of its scores. */
+template <int BLOCKS, int F16, int SOURCE>
+static __device__ __forceinline__ void start_tile(float s[SCORES], uint32_t q, const tile_view &v, plan<BLOCKS> *m,
+                                                  const piece &c, uint32_t slot, uint32_t parity, int32_t first)
+{
+    const uint32_t full = ptx_shared_address(m->full[slot]);
+    if (relay_of<SOURCE>::PAGES && first + TOKENS > c.work.main_count) {
+        clear_tail<BLOCKS>(v.at, (int)(c.work.main_count - first), full, parity);
+    }
+    start_scores<BLOCKS, F16>(s, q, v.k, full, parity);
 }
 
 /* One piece that has tiles. Leaves sums, references and the output unnormalised. Returns the number of tiles. */
 template <int BLOCKS, int F16, int SOURCE>
 static __device__ __forceinline__ uint32_t lead(float o[128], softmax_rows &rows, uint32_t q, plan<BLOCKS> *m,
-                                                const piece &c, slot_uses uses)
+                                                const fmlac_mqa &p, const piece &c, slot_uses uses)
 {
-    constexpr int WIDE = SOURCE != SOURCE_CODES;
-    float s[SCORES], factor[2];
+    typedef relay_of<SOURCE> the;
+    float s[SCORES], factor[2], top[2] = {-FMLAC_INFINITY, -FMLAC_INFINITY};
     uint32_t a[SCORES / 2], t = 0, more;
 #pragma unroll 1
     do {
-        const uint32_t slot = t & 1, parity = tile_parity(uses, t), full = ptx_shared_address(m->full[slot]);
+        const uint32_t slot = t & 1;
         const tile_view v = view_of<BLOCKS>(slot);
         int32_t first = (c.begin + (int32_t)t) * TOKENS;
-        if (SOURCE == SOURCE_PAGES && first + TOKENS > c.work.main_count) {
-            clear_tail<BLOCKS>(v.at, (int)(c.work.main_count - first), full, parity);
+        start_tile<BLOCKS, F16, SOURCE>(s, q, v, m, c, slot, tile_parity(uses, t), first);
+        if (the::ORDER == ORDER_EARLY && t > 0) {
+            ptx_barrier_arrive(BARRIER_WEIGHTS + (slot ^ 1), 256);
         }
-        start_scores<BLOCKS, F16>(s, q, v.k, full, parity);
+        uint32_t flags = the::OPTIMIST ? tile_flags(m, c, slot, first) : 0;
         ptx_wgmma_wait<0>();
         ptx_wgmma_hold<SCORES>(s);
         more = uniform(*(const volatile uint32_t *)&m->more[slot]);
-        if (weights_of<BLOCKS, F16>(s, rows, factor, m, c, slot, v.at, first)) {
+        if (the::ORDER == ORDER_GATED && t > 0) {
+            ptx_barrier_arrive(BARRIER_WEIGHTS + (slot ^ 1), 256);
+        }
+        if (the::OPTIMIST ? weights_of<BLOCKS, F16>(s, rows, a, factor, m, c, slot, v.at, first, flags)
+                          : weights_in_place<BLOCKS, F16>(s, rows, a, factor, m, c, slot, v.at, first)) {
             rescale(o, factor); /* seldom */
         }
         if (ONE_WEIGHTS) { /* the follower is done with the last ones */
-            ptx_mbarrier_wait(ptx_shared_address(&m->free[slot ^ 1][1]), tile_parity(uses, t + 1) ^ 1);
+            ptx_mbarrier_wait(ptx_shared_address(&m->free[slot ^ 1][!the::LEADER_HALF]), tile_parity(uses, t + 1) ^ 1);
         }
-        publish<BLOCKS, F16>(s, a, rows, v.weights_at, m, slot);
-        start_values_rs<F16, WIDE>(o, a, v.left);
+        publish<BLOCKS>(a, rows, v.weights_at, m, slot);
+        if (the::ORDER == ORDER_AT_ONCE || !more) {
+            ptx_barrier_arrive(BARRIER_WEIGHTS + slot, 256);
+        }
+        start_values_rs<F16, the::WIDE>(o, a, v.values[the::LEADER_HALF]);
+        if (the::OPTIMIST && p.max_logits.data) {
+            raise_max(s, top);
+        }
         ptx_wgmma_wait<0>();
         ptx_wgmma_hold<128>(o);
-        release(ptx_shared_address(&m->free[slot][0]));
+        release<the::TWINS>(ptx_shared_address(&m->free[slot][the::LEADER_HALF]));
         t++;
     } while (more);
+    if (the::OPTIMIST) {
+        rows.max[0] = top[0] * rows.scale;
+        rows.max[1] = top[1] * rows.scale;
+    }
+    return t;
+}
+
+/* The same in the order BEHIND. The product with the tile before is issued behind the scores: with the first tile it is
+ * one with whatever lies there, and is lost, since products must not be conditional. */
+template <int BLOCKS, int F16, int SOURCE>
+static __device__ __forceinline__ uint32_t lead_behind(float o[128], softmax_rows &rows, uint32_t q, plan<BLOCKS> *m,
+                                                       const fmlac_mqa &p, const piece &c, slot_uses uses)
+{
+    typedef relay_of<SOURCE> the;
+    float s[SCORES], factor[2], top[2] = {-FMLAC_INFINITY, -FMLAC_INFINITY};
+    uint32_t a[SCORES / 2], t = 0, more;
+#pragma unroll 1
+    do {
+        const uint32_t slot = t & 1;
+        const tile_view v = view_of<BLOCKS>(slot), before = view_of<BLOCKS>(slot ^ 1);
+        int32_t first = (c.begin + (int32_t)t) * TOKENS;
+        start_tile<BLOCKS, F16, SOURCE>(s, q, v, m, c, slot, tile_parity(uses, t), first);
+        ptx_barrier_sync(BARRIER_LEADER, 128); /* the weights before are there */
+        start_values_ss<F16, the::WIDE>(o, before.weights, before.values[the::LEADER_HALF], t > 1);
+        more = uniform(*(const volatile uint32_t *)&m->more[slot]);
+        uint32_t flags = tile_flags(m, c, slot, first);
+        ptx_wgmma_wait<1>();
+        ptx_wgmma_hold<SCORES>(s);
+        bool moves = weights_of<BLOCKS, F16>(s, rows, a, factor, m, c, slot, v.at, first, flags);
+        publish<BLOCKS>(a, rows, v.weights_at, m, slot);
+        ptx_fence_async_proxy();
+        ptx_barrier_arrive(BARRIER_WEIGHTS + slot, 256);
+        if (p.max_logits.data) {
+            raise_max(s, top);
+        }
+        ptx_wgmma_wait<0>();
+        ptx_wgmma_hold<128>(o);
+        if (t > 0) {
+            release<the::TWINS>(ptx_shared_address(&m->free[slot ^ 1][the::LEADER_HALF]));
+        }
+        if (moves) {
+            rescale(o, factor); /* seldom */
+        }
+        t++;
+    } while (more);
+    const tile_view last = view_of<BLOCKS>((t & 1) ^ 1);
+    ptx_barrier_sync(BARRIER_LEADER, 128);
+    start_values_ss<F16, the::WIDE>(o, last.weights, last.values[the::LEADER_HALF], t > 1);
+    ptx_wgmma_wait<0>();
+    ptx_wgmma_hold<128>(o);
+    release<the::TWINS>(ptx_shared_address(&m->free[(t & 1) ^ 1][the::LEADER_HALF]));
+    rows.max[0] = top[0] * rows.scale;
+    rows.max[1] = top[1] * rows.scale;
     return t;
 }
 
@@ -300,7 +482,8 @@ static __device__ __forceinline__ uint32_t lead(float o[128], softmax_rows &rows
 template <int BLOCKS, int F16, int SOURCE>
 static __device__ __forceinline__ uint32_t follow(float o[128], plan<BLOCKS> *m, slot_uses uses)
 {
-    constexpr int WIDE = SOURCE != SOURCE_CODES;
+    typedef relay_of<SOURCE> the;
+    constexpr int HALF = !the::LEADER_HALF;
     int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
     float reference[2] = {-FMLAC_INFINITY, -FMLAC_INFINITY};
     uint32_t t = 0, more;
@@ -309,17 +492,18 @@ static __device__ __forceinline__ uint32_t follow(float o[128], plan<BLOCKS> *m,
         const uint32_t slot = t & 1, parity = tile_parity(uses, t), full = ptx_shared_address(m->full[slot]);
         const tile_view v = view_of<BLOCKS>(slot);
         ptx_barrier_sync(BARRIER_WEIGHTS + slot, 256);
-        ptx_mbarrier_wait(full + 2 * 8, parity);
-        ptx_mbarrier_wait(full + 3 * 8, parity);
+        ptx_fence_async_proxy();
+        ptx_mbarrier_wait(full + 2 * HALF * 8, parity);
+        ptx_mbarrier_wait(full + (2 * HALF + 1) * 8, parity);
         float factor[2];
         if (follow_references(reference, m->reference[slot][row], m->reference[slot][row + 8], factor)) {
             rescale(o, factor);
         }
-        start_values_ss<F16, WIDE>(o, v.weights, v.right);
+        start_values_ss<F16, the::WIDE>(o, v.weights, v.values[HALF], 1);
         more = uniform(*(const volatile uint32_t *)&m->more[slot]);
         ptx_wgmma_wait<0>();
         ptx_wgmma_hold<128>(o);
-        release(ptx_shared_address(&m->free[slot][1]));
+        release<the::TWINS>(ptx_shared_address(&m->free[slot][HALF]));
         t++;
     } while (more);
     return t;
@@ -338,6 +522,7 @@ static __device__ __forceinline__ bool has_tiles(const piece &c)
 template <int BLOCKS, int F16, int SOURCE>
 static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> *m)
 {
+    typedef relay_of<SOURCE> the;
     int group = __shfl_sync(0xFFFFFFFFu, (int)(threadIdx.x / 128), 0);
     slot_uses uses = 0;
     uint32_t q = ptx_wgmma_tile(ptx_shared_address(m->q), BLOCK_BYTES);
@@ -354,18 +539,19 @@ static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> 
         ptx_barrier_sync(BARRIER_MMA, 256); /* Q is there; sums of the piece before have been read */
         float o[128];
         softmax_rows rows = {
-            p.scale * LOG2_E, {-FMLAC_INFINITY, -FMLAC_INFINITY}, {-FMLAC_INFINITY, -FMLAC_INFINITY}, {0, 0}};
+            scale_of<the::OPTIMIST>(p), {-FMLAC_INFINITY, -FMLAC_INFINITY}, {-FMLAC_INFINITY, -FMLAC_INFINITY}, {0, 0}};
 #pragma unroll
         for (int j = 0; j < 128; j++) {
             o[j] = 0.0f;
         }
         uint32_t tiles = 0;
         if (has_tiles(c) && group == 0) {
-            tiles = lead<BLOCKS, F16, SOURCE>(o, rows, q, m, c, uses);
+            tiles = the::ORDER == ORDER_BEHIND ? lead_behind<BLOCKS, F16, SOURCE>(o, rows, q, m, p, c, uses)
+                                               : lead<BLOCKS, F16, SOURCE>(o, rows, q, m, p, c, uses);
         } else if (has_tiles(c)) {
             tiles = follow<BLOCKS, F16, SOURCE>(o, m, uses);
         }
-        store_rows<BLOCKS>(p, c, o, rows, m, group);
+        store_rows<BLOCKS>(p, c, o, rows, m, group, group ^ the::LEADER_HALF);
         __syncwarp();
         if (threadIdx.x % 32 == 0) {
             ptx_mbarrier_arrive(ptx_shared_address(&m->piece_free[i & 1]));
@@ -379,8 +565,9 @@ static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> 
 template <int BLOCKS, int SOURCE>
 static __device__ __forceinline__ void init_barriers(plan<BLOCKS> *m, int producer_warps)
 {
+    typedef relay_of<SOURCE> the;
     int readers = SOURCE == SOURCE_ROWS ? producer_warps : 1; /* producer warps that read pieces */
-    uint32_t arrivals = SOURCE == SOURCE_PAGES ? 1 : SOURCE == SOURCE_ROWS ? producer_warps * 32 : CODE_WARPS;
+    uint32_t arrivals = the::PAGES ? 1 : SOURCE == SOURCE_ROWS ? producer_warps * 32 : CODE_WARPS;
     for (int i = 0; i < 2; i++) {
         for (int j = 0; j < PORTIONS; j++) {
             uint32_t more = 0;
@@ -389,8 +576,8 @@ static __device__ __forceinline__ void init_barriers(plan<BLOCKS> *m, int produc
             }
             ptx_mbarrier_init(ptx_shared_address(&m->full[i][j]), arrivals + more);
         }
-        ptx_mbarrier_init(ptx_shared_address(&m->free[i][0]), 4);
-        ptx_mbarrier_init(ptx_shared_address(&m->free[i][1]), 4);
+        ptx_mbarrier_init(ptx_shared_address(&m->free[i][0]), 4 * the::TWINS);
+        ptx_mbarrier_init(ptx_shared_address(&m->free[i][1]), 4 * the::TWINS);
         ptx_mbarrier_init(ptx_shared_address(&m->piece_full[i]), 1);
         ptx_mbarrier_init(ptx_shared_address(&m->piece_free[i]), MMA_WARPS + readers);
     }
@@ -405,13 +592,18 @@ template <int BLOCKS, int F16, int SOURCE> static __device__ __forceinline__ voi
 {
     const fmlac_mqa &p = all.mqa;
     constexpr int PRODUCER_WARPS = SOURCE == SOURCE_CODES ? 8 : 4;
-    constexpr int MMA_REGISTERS = SOURCE == SOURCE_PAGES ? 216 : SOURCE == SOURCE_ROWS ? 200 : 184;
-    constexpr int PRODUCER_REGISTERS = SOURCE == SOURCE_PAGES ? 72 : SOURCE == SOURCE_ROWS ? 104 : 72;
+    typedef relay_of<SOURCE> the;
+    constexpr int MMA_REGISTERS = the::REGISTERS;
+    constexpr int PRODUCER_REGISTERS = SOURCE == SOURCE_CODES ? 256 - MMA_REGISTERS : 504 - 2 * MMA_REGISTERS;
     plan<BLOCKS> *m = (plan<BLOCKS> *)ptx_shared();
     if (threadIdx.x == 0) {
         init_barriers<BLOCKS, SOURCE>(m, PRODUCER_WARPS);
     }
-    __syncthreads();
+    if (the::TWINS == 2) {
+        ptx_cluster_sync();
+    } else {
+        __syncthreads();
+    }
     ptx_grid_wait();
     ptx_grid_launch_dependents();
     if (__shfl_sync(0xFFFFFFFFu, (int)(threadIdx.x / 128), 0) < 2) {
@@ -419,13 +611,17 @@ template <int BLOCKS, int F16, int SOURCE> static __device__ __forceinline__ voi
         consume<BLOCKS, F16, SOURCE>(p, m);
     } else {
         ptx_registers_give<PRODUCER_REGISTERS>();
-        if constexpr (SOURCE == SOURCE_PAGES) {
-            produce_pages<BLOCKS>(all, m);
+        if constexpr (the::PAGES) {
+            produce_pages<BLOCKS, the::TWINS>(all, m);
         } else if constexpr (SOURCE == SOURCE_ROWS) {
             produce_rows<BLOCKS>(p, m);
         } else {
             produce_codes<BLOCKS>(p, m);
         }
+    }
+    if (the::TWINS == 2) {
+        __syncwarp();
+        ptx_cluster_sync(); /* the twin may still write here */
     }
 }
 

@@ -89,6 +89,85 @@ static __device__ __forceinline__ bool weigh(float s[TOKENS / 2], softmax_rows &
     return __any_sync(0xFFFFFFFFu, moves);
 }
 
+/*
+ * The relay's way, which has no maximum in the chain from scores to weights: weights against the references as they
+ * are, and only if a sum shows that one is too low (every row's first tile, and seldom after) maxima, new references
+ * and weights once more. Scores stay as they are; the scale is above 0 (query.cuh). Four lanes share a row: it moves if
+ * one of them asks for it, so that a row's bits depend on its own scores alone.
+ */
+
+#define SUM_MOST 256.0f /* of a thread's sixteen weights of a row, before its reference moves */
+
+/* Scores of tokens that a row does not attend become -infinity. */
+static __device__ __forceinline__ void hide_scores(float s[TOKENS / 2], const uint32_t mask[2], const int32_t limit[2])
+{
+    int q = threadIdx.x % 4;
+#pragma unroll
+    for (int i = 0; i < TOKENS / 2; i++) {
+        int column = i / 4 * 8 + 2 * q + i % 2;
+        bool attended = (mask[i / 16] >> (column % 32) & 1) != 0 && column < limit[i / 2 % 2];
+        s[i] = attended ? s[i] : -FMLAC_INFINITY;
+    }
+}
+
+/* 2^(s * scale - base) in 16 bits, as A fragments, and their sums before rounding. */
+template <int F16>
+static __device__ __forceinline__ void weights_against(const float s[TOKENS / 2], float scale, const float base[2],
+                                                       uint32_t a[TOKENS / 4], float sum[2])
+{
+    sum[0] = sum[1] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < TOKENS / 4; i++) {
+        float x = ptx_exp2(fmaf(s[2 * i], scale, -base[i % 2]));
+        float y = ptx_exp2(fmaf(s[2 * i + 1], scale, -base[i % 2]));
+        sum[i % 2] += x + y;
+        a[i] = F16 ? ptx_pack_f16(x, y) : ptx_pack_bf16(x, y);
+    }
+}
+
+/* Maxima of a thread's scores. */
+static __device__ __forceinline__ void raise_max(const float s[TOKENS / 2], float max[2])
+{
+#pragma unroll
+    for (int i = 0; i < TOKENS / 2; i++) {
+        max[i / 2 % 2] = fmaxf(max[i / 2 % 2], s[i]);
+    }
+}
+
+/* Scores to weights. factor[]: what the sums of earlier tiles must be multiplied by, where it returns true. */
+template <int F16>
+static __device__ __forceinline__ bool weigh_scores(const float s[TOKENS / 2], softmax_rows &rows,
+                                                    uint32_t a[TOKENS / 4], float factor[2])
+{
+    float sum[2], base[2] = {rows.reference[0], rows.reference[1]};
+    bool moves = false;
+#pragma unroll 1
+    for (;;) {
+        weights_against<F16>(s, rows.scale, base, a, sum);
+        bool high[2] = {!(sum[0] <= SUM_MOST), !(sum[1] <= SUM_MOST)}; /* so are NaN and, before the first, infinity */
+        if (moves || !__any_sync(0xFFFFFFFFu, high[0] || high[1])) {
+            break;
+        }
+        moves = true;
+        float top[2] = {-FMLAC_INFINITY, -FMLAC_INFINITY};
+        raise_max(s, top);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            top[h] = fmaxf(top[h], __shfl_xor_sync(0xFFFFFFFFu, top[h], 1));
+            top[h] = fmaxf(top[h], __shfl_xor_sync(0xFFFFFFFFu, top[h], 2));
+            top[h] = fmaxf(top[h] * rows.scale, rows.reference[h]);
+            bool row = (__ballot_sync(0xFFFFFFFFu, high[h]) >> (threadIdx.x % 32 & ~3u) & 15) != 0;
+            factor[h] = row ? shrink(rows.reference[h], top[h]) : 1.0f;
+            rows.reference[h] = row ? top[h] : rows.reference[h];
+            base[h] = rows.reference[h] == -FMLAC_INFINITY ? 0.0f : rows.reference[h];
+            rows.sum[h] *= factor[h];
+        }
+    }
+    rows.sum[0] += sum[0];
+    rows.sum[1] += sum[1];
+    return moves;
+}
+
 /* The follower's references become the published ones. Returns whether what it summed must be multiplied. */
 static __device__ __forceinline__ bool follow_references(float reference[2], float first, float second, float factor[2])
 {

@@ -2,10 +2,13 @@
 /*
  * source_pages.cuh: tokens of a paged list whose pages hold a multiple of 64 tokens, by TMA. One lane copies: a tile is
  * 8 or 9 boxes of 64 tokens x 64 dims. A page that is none is a box outside the pool: zeros.
+ * TWINS: two blocks of a cluster have the same tokens for other rows. Each brings every other box, to both, once the
+ * place is free in both; a block's barrier waits for the bytes of all its boxes, whoever brings them.
  */
 #ifndef FLASHMLA_CUDA_SM90A_SOURCE_PAGES_CUH
 #define FLASHMLA_CUDA_SM90A_SOURCE_PAGES_CUH
 
+#include "ptx/cluster.cuh"
 #include "ptx/tma.cuh"
 #include "source.cuh"
 
@@ -25,11 +28,12 @@ static __device__ __forceinline__ tile_place find_tile(const fmlac_mqa &p, const
 }
 
 /* Tile `tile` of the list, into a slot. */
-template <int BLOCKS>
+template <int BLOCKS, int TWINS>
 static __device__ __forceinline__ void copy_tile(const fmlac_mqa_sm90a &all, const fmlac_work &w, plan<BLOCKS> *m,
                                                  int slot, uint32_t parity, int32_t tile, bool more)
 {
     tile_place place = find_tile(all.mqa, w, tile);
+    const uint32_t rank = TWINS == 2 ? ptx_cluster_rank() : 0;
 #pragma unroll
     for (int portion = 0; portion < PORTIONS; portion++) {
         uint32_t full = ptx_shared_address(&m->full[slot][portion]);
@@ -46,17 +50,28 @@ static __device__ __forceinline__ void copy_tile(const fmlac_mqa_sm90a &all, con
         int last = portion == PORTIONS - 1 ? BLOCKS : 2 * portion + 2;
         ptx_mbarrier_arrive_expect(full, (last - 2 * portion) * BLOCK_BYTES);
         for (int block = 2 * portion; block < last; block++) {
+            if (TWINS == 2) {
+                if ((uint32_t)(block + tile) % 2 == rank) {
+                    ptx_tma_load_4d_to_all(ptx_shared_address(m->k[slot][block]), &all.pages, full, block * 64,
+                                           place.row, place.page, w.kv_head, 3, PTX_L2_EVICT_NORMAL);
+                }
+                continue;
+            }
             ptx_tma_load_4d(ptx_shared_address(m->k[slot][block]), &all.pages, full, block * 64, place.row, place.page,
                             w.kv_head, PTX_L2_EVICT_NORMAL);
         }
     }
 }
 
-template <int BLOCKS> static __device__ __forceinline__ void produce_pages(const fmlac_mqa_sm90a &all, plan<BLOCKS> *m)
+template <int BLOCKS, int TWINS>
+static __device__ __forceinline__ void produce_pages(const fmlac_mqa_sm90a &all, plan<BLOCKS> *m)
 {
     const fmlac_mqa &p = all.mqa;
     if (threadIdx.x / 32 == MMA_WARPS + 1) { /* the scout */
-        walk_begin(p, &m->walk, blockIdx.x, gridDim.x, threadIdx.x % 32);
+        walk_begin(p, &m->walk, blockIdx.x / TWINS, gridDim.x / TWINS, threadIdx.x % 32);
+        if (TWINS == 2) {
+            walk_share(&m->walk, ptx_cluster_rank(), threadIdx.x % 32);
+        }
         for (uint32_t i = 0; i == 0 || m->pieces[(i - 1) & 1].there; i++) {
             scout_piece(p, m, i);
         }
@@ -78,7 +93,7 @@ template <int BLOCKS> static __device__ __forceinline__ void produce_pages(const
         int32_t begin = c.begin, end = c.end;
 #pragma unroll 1
         for (int32_t t = begin; t < end; t++) {
-            copy_tile(all, w, m, (t - begin) & 1, tile_parity(uses, t - begin), t, t + 1 < end);
+            copy_tile<BLOCKS, TWINS>(all, w, m, (t - begin) & 1, tile_parity(uses, t - begin), t, t + 1 < end);
         }
         uses = uses_after(uses, end - begin);
         ptx_mbarrier_arrive(ptx_shared_address(&m->piece_free[i & 1]));
