@@ -5,8 +5,8 @@
  * parameter.
  *
  * ROLES          warps                 registers: PAGES, ROWS, CODES  work
- *   leader         0..3                  216, 200, 200                  scores, weights; output dims 0..255
- *   follower       4..7                  216, 200, 200                  output dims 256..511
+ *   leader         0..3                  216, 200, 200                  scores, weights; half of the output dims
+ *   follower       4..7                  216, 200, 200                  the other half
  *   producers      8..11 (CODES 8..15)   72, 104, 56                    token tiles into shared memory
  *
  * The scout, a warp, finds the next piece of work while the one before is in hand: with PAGES warp 9, which does
@@ -17,27 +17,40 @@
  *
  * BARRIERS       arrivals                       made by                       waited for by    protects
  *   full[s][4]     PAGES 1 and the bytes,         producers: a portion (two     leader, follower the portion; with the
- *                  ROWS 128 threads (and 1 for    blocks, the last one three)   (the last two)   last one mask and
+ *                  ROWS 128 threads (and 1 for    blocks, the last one three)   (of its half)    last one mask and
  *                  the mask), CODES 8 warps       of a tile is there                             more[] of the slot
- *   free[s][2]     4 (one per warp)               leader (0), follower (1)      producers        half of slot s
+ *   free[s][2]     4 (one per warp)               leader, follower: each its    producers        half of slot s
+ *                                                 half
  *   piece_full[2]  1                              scout                         everybody        pieces[]
  *   piece_free[2]  8 + PAGES 1, ROWS 4, CODES 8   warps that read pieces        scout            pieces[]
  *   named 1 + s    256                            leader                        follower         weights, references
  *   named 3        128                            leader                        itself           its writes into a tile
  *   named 5        256                            both                          both             Q, row sums
- * Block 8 (the rope dims) goes with half 1: once the scores are taken it holds the weights, which the follower reads.
+ * Block 8 (the rope dims) goes with half 1: once the scores are taken it holds the weights, which both read.
  *
- * ORDER, for tile t in slot t & 1
- *   leader: scores of t                   waits full[s]; 4 products per block, in the order of arrival
- *           weights of t                  published to shared memory, with their references; arrives at named 1 + s
- *           += weights * values, left     weights from registers; then frees half 0
- *   follower: += weights * values, right  waits named 1 + s; then frees half 1
- * The follower multiplies while the leader is one step ahead. Each half of a slot is loaded again as soon as it is
- * free, which for half 0 is a whole tile before the leader needs it: that hides the latency of the loads. How many
- * tiles a piece has is known only as they come: producers leave out entries that name no token, more[] says if a tile
- * follows.
+ * ORDER BEHIND (PAGES, ROWS), for tile t in slot t & 1
+ *   leader: scores of t                   waits full[s]; 4 products per block, half 0 first
+ *           += weights * values of t - 1  its half is 1; issued behind the scores
+ *           weights of t                  once the scores are there; to shared memory, with their references; arrives
+ * at named 1 + s frees half 1 of t - 1         once its values are summed follower: += weights * values of t    its
+ * half is 0; waits named 1 + s; then frees half 0 While the leader makes weights, the tensor cores sum its values of
+ * the tile before; while it starts the next scores, those of the follower. Half 1, which is held longest, is needed
+ * last. The first tile's product with a tile before it is lost. The product with the last tile follows at the end. Half
+ * 0 is free before half 1 of the same tile: so block 8 is not loaded again before the follower has read the weights.
  *
- * FENCES Whoever writes a tile or weights by ordinary stores fences before it arrives; TMA and cp.async need none.
+ * ORDER AT_ONCE (CODES): leader: scores, weights, += values of half 0, from registers, frees half 0; follower: values
+ * of half 1 at once, frees half 1. GATED and EARLY are the same, but the follower waits until the leader's next scores
+ * are there, or issued.
+ *
+ * How many tiles a piece has is known only as they come: producers leave out entries that name no token, more[] says if
+ * a tile follows.
+ *
+ * TWINS are PAGES for two blocks of a cluster that have the same tokens and different rows: a box comes from L2 once,
+ * to both. free[][] then has 8 arrivals, of the warps of both blocks, and a block's producer waits for them before it
+ * loads its share of the boxes into both. Pieces are found by each block for itself, and are the same but for rows.
+ *
+ * FENCES Whoever writes a tile by ordinary stores fences before it arrives; weights are fenced by who reads them, and,
+ * in the order BEHIND, by the leader. TMA and cp.async need none.
  *
  * MASKS A token that is not there has a zero row and, by mask, the score -infinity. Where rows of Q see different
  * numbers of tokens, values that are not finite are set to 0, once the scores are taken, in tokens that some row does
@@ -56,15 +69,12 @@
 #include "source_pages.cuh"
 #include "source_rows.cuh"
 
-/*
- * When values are summed. The tensor cores have nothing to do but values while the leader makes weights, and shared
- * memory has time for loads only while values are summed: what should run beside what was found by measuring
- * (docs/hopper.md).
- */
+/* When values are summed; docs/hopper.md has the budgets. */
 #define ORDER_AT_ONCE 0 /* follower and leader as soon as the weights are there */
-#define ORDER_GATED   1 /* the follower while the leader makes the weights of the next tile: once its scores are there */
-#define ORDER_EARLY   2 /* the same, once the products of its scores are issued */
-#define ORDER_BEHIND  3 /* the follower at once, the leader behind the scores of the next tile */
+#define ORDER_GATED   1 /* the follower while the leader makes the weights of the next tile: once its scores are there \
+                         */
+#define ORDER_EARLY  2  /* the same, once the products of its scores are issued */
+#define ORDER_BEHIND 3  /* the follower at once, the leader behind the scores of the next tile */
 #ifndef RELAY_ORDER_PAGES
 #define RELAY_ORDER_PAGES ORDER_BEHIND
 #endif
@@ -90,7 +100,7 @@ template <int SOURCE> struct relay_of {
     static constexpr int REGISTERS = PAGES                   ? RELAY_REGISTERS_PAGES
                                      : SOURCE == SOURCE_ROWS ? RELAY_REGISTERS_ROWS
                                                              : 200; /* of leader and follower */
-    static constexpr int WIDE = SOURCE != SOURCE_CODES; /* products of 256 columns */
+    static constexpr int WIDE = SOURCE != SOURCE_CODES;             /* products of 256 columns */
     static constexpr int OPTIMIST = PAGES || ORDER == ORDER_BEHIND; /* registers for weigh_scores */
     /* Of a slot and of the output, 0: dims 0..255. The leader's is held longest in the order BEHIND, the follower's in
      * the others; that one is needed last. */
@@ -146,7 +156,8 @@ static __device__ __forceinline__ void clear_tail(uint32_t tile, int first, uint
 
 /* What is not plain about a tile that is there, for the warp; the leader asks before it waits for the scores. */
 #define TILE_MASKED  1 /* some of the warp's rows do not attend all tokens */
-#define TILE_UNCLEAN 2 /* some row of the block does not see all tokens: values may be numbers that it must not meet */
+#define TILE_UNCLEAN 2 /* some row of the block does not see all tokens: values may be numbers that it must not meet   \
+                        */
 
 static __device__ __forceinline__ int32_t tokens_seen(const piece &c, int row, int32_t first)
 {

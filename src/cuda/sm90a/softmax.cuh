@@ -19,8 +19,8 @@
 typedef struct softmax_rows {
     float scale;        /* logits in base 2 = score * scale; any sign */
     float reference[2]; /* -infinity before the first attended token */
-    float max[2];
-    float sum[2]; /* of this thread's columns */
+    float max[2];       /* of logits */
+    float sum[2];       /* of this thread's columns */
 } softmax_rows;
 
 /* 2^(from - to), 1 where nothing moved (also from -infinity to -infinity). */
@@ -90,8 +90,8 @@ static __device__ __forceinline__ bool weigh(float s[32], softmax_rows &rows, fl
 /*
  * The relay's way, which has no maximum in the chain from scores to weights: weights against the references as they
  * are, and only if a sum shows that one is too low (every row's first tile, and seldom after) maxima, new references
- * and weights once more. Scores stay as they are; the scale is above 0 (query.cuh). Four lanes share a row: it moves if one of them asks for it, so that a
- * row's bits depend on its own scores alone.
+ * and weights once more. Scores stay as they are; the scale is above 0 (query.cuh). Four lanes share a row: it moves if
+ * one of them asks for it, so that a row's bits depend on its own scores alone.
  */
 
 #define SUM_MOST 256.0f /* of a thread's sixteen weights of a row, before its reference moves */
