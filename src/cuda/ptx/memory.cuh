@@ -98,6 +98,12 @@ PTX_INLINE void ptx_copy_async_8(uint32_t shared, const void *global, uint32_t b
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared), "l"(global), "r"(bytes) : "memory");
 }
 
+/* The line that holds an address of global memory, to L2. */
+PTX_INLINE void ptx_prefetch_l2(const void *global)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(global) : "memory");
+}
+
 PTX_INLINE void ptx_copy_async_commit(void)
 {
     asm volatile("cp.async.commit_group;" ::: "memory");

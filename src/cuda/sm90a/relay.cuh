@@ -5,8 +5,8 @@
  * parameter.
  *
  * ROLES          warps                 registers: PAGES, ROWS, CODES  work
- *   leader         0..3                  216, 200, 192                  scores, weights; output dims 0..255
- *   follower       4..7                  216, 200, 192                  output dims 256..511
+ *   leader         0..3                  216, 200, 192                  scores, weights; half of the output dims
+ *   follower       4..7                  216, 200, 192                  the other half
  *   producers      8..11 (CODES 8..15)   72, 104, 64                    token tiles into shared memory
  *
  * The scout, a warp, finds the next piece of work while the one before is in hand: with PAGES warp 9, which does
@@ -19,28 +19,41 @@
  *
  * BARRIERS       arrivals                       made by                       waited for by    protects
  *   full[s][4]     PAGES 1 and the bytes,         producers: a portion (two     leader, follower the portion; with the
- *                  ROWS 128 threads (and 1 for    blocks, the last one three)   (the last two)   last one mask and
+ *                  ROWS 128 threads (and 1 for    blocks, the last one three)   (of its half)    last one mask and
  *                  the mask), CODES 6 warps       of a tile is there                             more[] of the slot
- *   free[s][2]     4 (one per warp)               leader (0), follower (1)      producers        half of slot s
+ *   free[s][2]     4 (one per warp)               leader, follower: each its    producers        half of slot s
+ *                                                 half
  *   piece_full[2]  1                              scout                         everybody        pieces[]
  *   piece_free[2]  8 + PAGES 1, ROWS 4, CODES 1   warps that read pieces        scout            pieces[]
  *   named 1 + s    256                            leader                        follower         weights, references
  *   named 3        128                            leader                        itself           its writes into a tile
  *   named 5        256                            both                          both             Q, row sums
- * Block 8 (the rope dims) goes with half 1: once the scores are taken it holds the weights, which the follower reads.
- * CODES: the leader waits for free[1] of the tile before, too, since its weights lay where the next ones go.
+ * Block 8 (the rope dims) goes with half 1: once the scores are taken it holds the weights, which both read.
+ * CODES: the leader waits for the follower's half of the tile before, too, since its weights lay where the next go.
  *
- * ORDER, for tile t in slot t & 1
- *   leader: scores of t                   waits full[s]; 4 products per block, in the order of arrival
- *           weights of t                  published to shared memory, with their references; arrives at named 1 + s
- *           += weights * values, left     weights from registers; then frees half 0
- *   follower: += weights * values, right  waits named 1 + s; then frees half 1
- * The follower multiplies while the leader is one step ahead. Each half of a slot is loaded again as soon as it is
- * free, which for half 0 is a whole tile before the leader needs it: that hides the latency of the loads. How many
- * tiles a piece has is known only as they come: producers leave out entries that name no token, more[] says if a tile
- * follows.
+ * ORDER BEHIND (PAGES, ROWS), for tile t in slot t & 1
+ *   leader: scores of t                   waits full[s]; 4 products per block, half 0 first
+ *           += weights * values of t - 1  its half is 1; issued behind the scores
+ *           weights of t                  once the scores are there; to shared memory, with their references; arrives
+ * at named 1 + s frees half 1 of t - 1         once its values are summed follower: += weights * values of t    its
+ * half is 0; waits named 1 + s; then frees half 0 While the leader makes weights, the tensor cores sum its values of
+ * the tile before; while it starts the next scores, those of the follower. Half 1, which is held longest, is needed
+ * last. The first tile's product with a tile before it is lost. The product with the last tile follows at the end. Half
+ * 0 is free before half 1 of the same tile: so block 8 is not loaded again before the follower has read the weights.
  *
- * FENCES Whoever writes a tile or weights by ordinary stores fences before it arrives; TMA and cp.async need none.
+ * ORDER AT_ONCE (CODES): leader: scores, weights, += values of half 0, from registers, frees half 0; follower: values
+ * of half 1 at once, frees half 1. GATED and EARLY are the same, but the follower waits until the leader's next scores
+ * are there, or issued.
+ *
+ * How many tiles a piece has is known only as they come: producers leave out entries that name no token, more[] says if
+ * a tile follows.
+ *
+ * TWINS are PAGES for two blocks of a cluster that have the same tokens and different rows: a box comes from L2 once,
+ * to both. free[][] then has 8 arrivals, of the warps of both blocks, and a block's producer waits for them before it
+ * loads its share of the boxes into both. Pieces are found by each block for itself, and are the same but for rows.
+ *
+ * FENCES Whoever writes a tile by ordinary stores fences before it arrives; weights are fenced by who reads them, and,
+ * in the order BEHIND, by the leader. TMA and cp.async need none.
  *
  * MASKS A token that is not there has a zero row and, by mask, the score -infinity. Where rows of Q see different
  * numbers of tokens, values that are not finite are set to 0, once the scores are taken, in tokens that some row does
@@ -52,29 +65,20 @@
 #include "output.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/grid.cuh"
-#include "ptx/wgmma.cuh"
+#include "products.cuh"
 #include "query.cuh"
 #include "softmax.cuh"
 #include "source_codes.cuh"
 #include "source_pages.cuh"
 #include "source_rows.cuh"
 
-#include <stddef.h>
-
-/* Scores of a thread. Where all slots share a block for weights, it is free when the follower has used the last. */
-#define SCORES      (TOKENS / 2)
-#define ONE_WEIGHTS (TOKENS < 64)
-
-/*
- * When values are summed. The tensor cores have nothing to do but values while the leader makes weights, and shared
- * memory has time for loads only while values are summed: what should run beside what was found by measuring
- * (docs/hopper.md).
- */
+/* When values are summed; docs/hopper.md has the budgets. */
 #define ORDER_AT_ONCE 0 /* follower and leader as soon as the weights are there */
-#define ORDER_GATED   1 /* the follower while the leader makes the weights of the next tile: once its scores are there \
-                         */
-#define ORDER_EARLY  2  /* the same, once the products of its scores are issued */
-#define ORDER_BEHIND 3  /* the follower at once, the leader behind the scores of the next tile */
+#define ORDER_GATED                                                                                                    \
+    1                  /* the follower while the leader makes the weights of the next tile: once its scores are there  \
+                        */
+#define ORDER_EARLY  2 /* the same, once the products of its scores are issued */
+#define ORDER_BEHIND 3 /* the follower at once, the leader behind the scores of the next tile */
 #ifndef RELAY_ORDER_PAGES
 #define RELAY_ORDER_PAGES ORDER_BEHIND
 #endif
@@ -114,130 +118,6 @@ template <int SOURCE> struct relay_of {
      * the others; that one is needed last. */
     static constexpr int LEADER_HALF = ORDER == ORDER_BEHIND;
 };
-
-/* A tile as operands, and its shared addresses. */
-typedef struct tile_view {
-    uint32_t k;              /* K-major */
-    uint32_t values[2];      /* MN-major: for output dims 0..255, 256..511 */
-    uint32_t weights;        /* operand */
-    uint32_t at, weights_at; /* addresses */
-} tile_view;
-
-template <int BLOCKS> static __device__ __forceinline__ tile_view view_of(uint32_t slot)
-{
-    tile_view v;
-    const uint32_t base = ptx_shared_address(ptx_shared()), tile_bytes = BLOCKS * TILE_BYTES;
-    v.at = base + offsetof(plan<BLOCKS>, k) + slot * tile_bytes;
-    v.weights_at = base + offsetof(plan<BLOCKS>, weights);
-    if (!ONE_WEIGHTS) {
-        v.weights_at = BLOCKS == 9 ? v.at + 8 * BLOCK_BYTES : v.weights_at + slot * BLOCK_BYTES;
-    }
-    v.k = v.values[0] = ptx_wgmma_tile(v.at, TILE_BYTES);
-    v.values[1] = ptx_wgmma_advance(v.k, 4 * TILE_BYTES);
-    v.weights = ptx_wgmma_tile(v.weights_at, BLOCK_BYTES);
-    return v;
-}
-
-/* ---- products ---------------------------------------------------------------------------------------------------- */
-
-/* s = Q * tile^T, portion by portion as they arrive; ends with the commit. `full`: the slot's first barrier. */
-template <int BLOCKS, int F16>
-static __device__ __forceinline__ void start_scores(float s[SCORES], uint32_t q, uint32_t k, uint32_t full,
-                                                    uint32_t parity)
-{
-    ptx_wgmma_hold<SCORES>(s);
-#pragma unroll
-    for (int at = 0; at < BLOCKS; at++) {
-        if (at % 2 == 0 && at < 8) {
-            ptx_mbarrier_wait(full + at / 2 * 8, parity);
-            ptx_wgmma_fence();
-        }
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            uint32_t of_q = ptx_wgmma_advance(q, at * BLOCK_BYTES + i * 32);
-            uint32_t of_k = ptx_wgmma_advance(k, at * TILE_BYTES + i * 32);
-            if (TOKENS == 48) {
-                ptx_wgmma_n48_ss<F16>(s, of_q, of_k, at + i > 0);
-            } else {
-                ptx_wgmma_n64_ss<F16>(s, of_q, of_k, at + i > 0);
-            }
-        }
-    }
-    ptx_wgmma_commit();
-}
-
-/* o += weights (registers) * values, ends with the commit. */
-template <int F16, int WIDE>
-static __device__ __forceinline__ void start_values_rs(float o[128], const uint32_t a[SCORES / 2], uint32_t values)
-{
-    ptx_wgmma_hold<128>(o);
-    ptx_wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < TOKENS / 16; k++) {
-        if (WIDE) {
-            ptx_wgmma_n256_rs<F16>(o, a + 4 * k, ptx_wgmma_advance(values, k * 2048), 1);
-        } else {
-            ptx_wgmma_n128_rs<F16>(o, a + 4 * k, ptx_wgmma_advance(values, k * 2048), 1);
-            ptx_wgmma_n128_rs<F16>(o + 64, a + 4 * k, ptx_wgmma_advance(values, 2 * TILE_BYTES + k * 2048), 1);
-        }
-    }
-    ptx_wgmma_commit();
-}
-
-/* The same, weights in shared memory; = if not `accumulate`. */
-template <int F16, int WIDE>
-static __device__ __forceinline__ void start_values_ss(float o[128], uint32_t weights, uint32_t values, int accumulate)
-{
-    ptx_wgmma_hold<128>(o);
-    ptx_wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < TOKENS / 16; k++) {
-        uint32_t a = ptx_wgmma_advance(weights, k * 32);
-        if (WIDE) {
-            ptx_wgmma_n256_ss<F16>(o, a, ptx_wgmma_advance(values, k * 2048), k > 0 || accumulate);
-        } else {
-            ptx_wgmma_n128_ss<F16>(o, a, ptx_wgmma_advance(values, k * 2048), k > 0 || accumulate);
-            ptx_wgmma_n128_ss<F16>(o + 64, a, ptx_wgmma_advance(values, 2 * TILE_BYTES + k * 2048),
-                                   k > 0 || accumulate);
-        }
-    }
-    ptx_wgmma_commit();
-}
-
-static __device__ __forceinline__ void rescale(float o[128], const float factor[2])
-{
-#pragma unroll
-    for (int i = 0; i < 128; i++) {
-        o[i] *= factor[i / 2 % 2];
-    }
-}
-
-/* ---- tiles that rows see only in part ---------------------------------------------------------------------------- */
-
-/* PAGES: rows from `first` on of a loaded tile hold what the page holds there: zeros instead. */
-template <int BLOCKS> static __device__ __forceinline__ void clear_rows(uint32_t tile, int first, int thread)
-{
-    const uint32_t zeros[4] = {0, 0, 0, 0};
-    for (int chunk = thread; chunk < (TOKENS - first) * BLOCKS * 8; chunk += 128) {
-        int row = first + chunk / (BLOCKS * 8);
-        ptx_store_shared_128(tile + chunk_offset(row, chunk % (BLOCKS * 8)), zeros);
-    }
-}
-
-/* Values that are not finite become 0 in rows from `first` on; block 8 is no part of them. */
-template <int F16> static __device__ __forceinline__ void clean_rows(uint32_t tile, int first, int thread)
-{
-    const uint32_t exponent = F16 ? 0x7C00u : 0x7F80u;
-    for (int word = thread; word < (TOKENS - first) * 256; word += 128) {
-        uint32_t at = tile + chunk_offset(first + word / 256, word % 256 / 4) + word % 4 * 4;
-        uint32_t x = ptx_load_shared_u32(at);
-        uint32_t y = (x & exponent) == exponent ? x & 0xFFFF0000u : x;
-        y = (y >> 16 & exponent) == exponent ? y & 0x0000FFFFu : y;
-        if (y != x) {
-            ptx_store_shared_u32(at, y);
-        }
-    }
-}
 
 /* ---- the weights' way to the follower ---------------------------------------------------------------------------- */
 
@@ -287,9 +167,10 @@ static __device__ __forceinline__ void clear_tail(uint32_t tile, int first, uint
 }
 
 /* What is not plain about a tile that is there, for the warp; the leader asks before it waits for the scores. */
-#define TILE_MASKED  1 /* some of the warp's rows do not attend all tokens */
-#define TILE_UNCLEAN 2 /* some row of the block does not see all tokens: values may be numbers that it must not meet   \
-                        */
+#define TILE_MASKED 1 /* some of the warp's rows do not attend all tokens */
+#define TILE_UNCLEAN                                                                                                   \
+    2 /* some row of the block does not see all tokens: values may be numbers that it must not meet                    \
+       */
 
 static __device__ __forceinline__ int32_t tokens_seen(const piece &c, int row, int32_t first)
 {

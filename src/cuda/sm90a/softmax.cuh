@@ -20,8 +20,8 @@
 typedef struct softmax_rows {
     float scale;        /* logits in base 2 = score * scale; any sign */
     float reference[2]; /* -infinity before the first attended token */
-    float max[2];
-    float sum[2]; /* of this thread's columns */
+    float max[2];       /* of logits */
+    float sum[2];       /* of this thread's columns */
 } softmax_rows;
 
 /* 2^(from - to), 1 where nothing moved (also from -infinity to -infinity). */

@@ -231,10 +231,10 @@ void ptx_tma_load_4d_to_all(uint32_t shared, const void *map, uint32_t barrier, 
         unsigned rank = chance(2) ? i : 15 - i;
         if (blocks >> rank & 1) {
             load_box(emu_shared_of(rank), shared, map, barrier, x, y, z, w);
-            blocks &= (uint16_t)~(1u << rank);
+            blocks &= (uint16_t) ~(1u << rank);
         } else if (blocks >> (15 - rank) & 1) {
             load_box(emu_shared_of(15 - rank), shared, map, barrier, x, y, z, w);
-            blocks &= (uint16_t)~(1u << (15 - rank));
+            blocks &= (uint16_t) ~(1u << (15 - rank));
         }
     }
 }

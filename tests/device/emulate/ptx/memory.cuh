@@ -65,6 +65,9 @@ PTX_INLINE void ptx_copy_async_8(uint32_t to, const void *from, uint32_t bytes)
 {
     emu_copy_async(to, from, 8, (int)bytes);
 }
+PTX_INLINE void ptx_prefetch_l2(const void *)
+{
+}
 PTX_INLINE void ptx_copy_async_commit(void)
 {
     emu_copy_commit();
