@@ -121,6 +121,8 @@ typedef struct fmlac_cut {
 #ifndef FMLAC_OWN_UNITS
 #define FMLAC_OWN_UNITS 256
 #endif
+/* The same where shared memory is short: quantised tokens for up to 64 heads on Hopper. */
+#define FMLAC_OWN_UNITS_CODES (FMLAC_OWN_UNITS < 64 ? FMLAC_OWN_UNITS : 64)
 
 /* The portable core: rows of Q and of tokens in shared memory, limits of its shapes. */
 #define FMLAC_MQA_PITCH    1168

@@ -207,7 +207,7 @@ static __device__ __forceinline__ void sum_costs(int32_t *starts, int32_t units,
     __syncwarp();
 }
 
-/* Of few units: `starts`, of FMLAC_OWN_UNITS + 1, is the block's own and holds the units' costs; a warp calls. */
+/* Of few units: `starts`, of one more than units, is the block's own and holds the units' costs; a warp calls. */
 static __device__ __forceinline__ cut_view cut_find(const fmlac_cut *cut, int32_t *starts, int lane)
 {
     cut_view view = {starts, 0, 0};

@@ -194,10 +194,10 @@ static decision decide(const fmlac_state *state, const fmlai_mqa *from, fmlac_mq
 /* A tile's time in nanoseconds, roughly: 64 rows and 64 tokens by each kind of kernel, from rates on an H200. */
 static int64_t tile_time(const decision *d, const fmlac_mqa *p)
 {
-    int64_t whole = d->kernel->cluster > 0   ? 2600
-                    : d->hopper              ? (p->quantised ? 3500 : 1500)
-                    : p->quantised           ? 15000
-                                             : 4000;
+    int64_t whole = d->hopper && p->quantised ? (d->kernel->cluster > 0 ? 2600 : 3500)
+                    : d->hopper               ? 1500
+                    : p->quantised            ? 15000
+                                              : 4000;
     int64_t rows = d->hopper ? 64 : p->tile_rows;
     return whole * rows * p->tile_tokens / 4096;
 }
@@ -227,7 +227,8 @@ static void cut_work(const decision *d, fmlac_mqa *p)
     cut->least = PIECE_TOKENS / p->tile_tokens;
     cut->parts = d->slots / cut->columns;
     cut->join = (int32_t)(256 * cut->columns * p->tile_rows * FMLAC_JOIN_PS / 1000 / tile_time(d, p));
-    cut->own = cut->units <= FMLAC_OWN_UNITS;
+    bool codes = d->hopper && p->quantised && d->kernel->cluster == 0;
+    cut->own = cut->units <= (codes ? FMLAC_OWN_UNITS_CODES : FMLAC_OWN_UNITS);
     int64_t blocks = cut->units * cut->columns, enough = (paged ? 64 : 8) * d->slots, list = longest_list(p);
     int64_t longest = fmlac_ceil(list, p->tile_tokens) + cut->overhead;
     bool small = list <= FMLAC_WHOLE_TOKENS;

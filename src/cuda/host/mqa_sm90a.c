@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * mqa_sm90a.c: when the Hopper attention kernels (sm90a/) take a call, and what they are given: docs/hopper.md. They
- * hold 64 rows and 64 tokens a tile; what they cannot read goes to the portable kernels (mqa.c).
+ * hold 64 rows and 64 (quantised: 48) tokens a tile; what they cannot read goes to the portable kernels (mqa.c).
  */
 #include "cuda_host.h"
 
@@ -19,6 +19,10 @@ extern void fmlak_mqa_pages_bf16_512_sm90a(void);
 extern void fmlak_mqa_pages_bf16_576_sm90a(void);
 extern void fmlak_mqa_pages_f16_512_sm90a(void);
 extern void fmlak_mqa_pages_f16_576_sm90a(void);
+extern void fmlak_mqa_twins_bf16_512_sm90a(void);
+extern void fmlak_mqa_twins_bf16_576_sm90a(void);
+extern void fmlak_mqa_twins_f16_512_sm90a(void);
+extern void fmlak_mqa_twins_f16_576_sm90a(void);
 extern void fmlak_mqa_rows_bf16_512_sm90a(void);
 extern void fmlak_mqa_rows_bf16_576_sm90a(void);
 extern void fmlak_mqa_rows_f16_512_sm90a(void);
@@ -32,6 +36,10 @@ extern void fmlak_mqa_pair_bf16_576_sm90a(void);
     {                                                                                                                  \
         name, #name, dtype, FMLAC_HOPPER_ROWS, FMLAC_HOPPER_TOKENS, warps, 227, 0                                      \
     }
+#define CODES(name)                                                                                                    \
+    {                                                                                                                  \
+        name, #name, FMLA_BF16, FMLAC_HOPPER_ROWS, FMLAC_CODES_TOKENS, 16, 227, 0                                      \
+    }
 
 /* [source: pages, rows, codes][dtype: bf16, fp16][dims: 512, 576] */
 static const fmlac_kernel kernels[3][2][2] = {
@@ -39,7 +47,20 @@ static const fmlac_kernel kernels[3][2][2] = {
      {HOPPER(fmlak_mqa_pages_f16_512_sm90a, FMLA_F16, 12), HOPPER(fmlak_mqa_pages_f16_576_sm90a, FMLA_F16, 12)}},
     {{HOPPER(fmlak_mqa_rows_bf16_512_sm90a, FMLA_BF16, 12), HOPPER(fmlak_mqa_rows_bf16_576_sm90a, FMLA_BF16, 12)},
      {HOPPER(fmlak_mqa_rows_f16_512_sm90a, FMLA_F16, 12), HOPPER(fmlak_mqa_rows_f16_576_sm90a, FMLA_F16, 12)}},
-    {{HOPPER(fmlak_mqa_codes_bf16_512_sm90a, FMLA_BF16, 16), HOPPER(fmlak_mqa_codes_bf16_576_sm90a, FMLA_BF16, 16)}},
+    {{CODES(fmlak_mqa_codes_bf16_512_sm90a), CODES(fmlak_mqa_codes_bf16_576_sm90a)}},
+};
+
+/* Pages for two blocks with the same tokens, [dtype: bf16, fp16][dims: 512, 576]. */
+#ifndef FMLAC_SHARE_PAGES
+#define FMLAC_SHARE_PAGES 1
+#endif
+#define TWINS(name, dtype)                                                                                             \
+    {                                                                                                                  \
+        name, #name, dtype, FMLAC_PAIR_ROWS, FMLAC_HOPPER_TOKENS, 12, 227, 2                                           \
+    }
+static const fmlac_kernel twins[2][2] = {
+    {TWINS(fmlak_mqa_twins_bf16_512_sm90a, FMLA_BF16), TWINS(fmlak_mqa_twins_bf16_576_sm90a, FMLA_BF16)},
+    {TWINS(fmlak_mqa_twins_f16_512_sm90a, FMLA_F16), TWINS(fmlak_mqa_twins_f16_576_sm90a, FMLA_F16)},
 };
 
 /* Pairs of blocks, [dims: 512, 576]. */
@@ -49,7 +70,7 @@ static const fmlac_kernel kernels[3][2][2] = {
     }
 static const fmlac_kernel pairs[2] = {PAIR(fmlak_mqa_pair_bf16_512_sm90a), PAIR(fmlak_mqa_pair_bf16_576_sm90a)};
 
-enum { PAGES, ROWS, CODES };
+enum { FROM_PAGES, FROM_ROWS, FROM_CODES };
 
 typedef CUresult (*encode_tiled)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
                                  const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
@@ -96,6 +117,13 @@ static bool reads_codes(const fmlac_mqa *p, const fmlac_list *list)
            pool->page_size * (pool->token_stride + pool->scale_row_bytes) <= SHORT_MAX;
 }
 
+/* Whether there is room for a format's rows as they are stored. */
+static bool raw_fits(const fmlac_list *list)
+{
+    return FMLAC_RAW_PITCH(list->pool.data_row_bytes) <= FMLAC_RAW_PITCH_MAX &&
+           list->pool.scale_row_bytes <= (list->pool.d_qk > 512 ? 0 : FMLAC_RAW_SCALES);
+}
+
 /* Whether a pair can fetch a format's rows: scales of a half in 16 bytes, and never across a border of the copies.
  * Where the rows lie makes no difference: a row's bits must not depend on it. */
 static bool pair_reads(const fmlac_list *list)
@@ -113,6 +141,37 @@ static const fmlac_kernel *choose_pair(const fmlac_state *state, const fmlac_mqa
     bool fits = state->processors >= 2 && p->h_q / p->h_kv > FMLAC_HOPPER_ROWS && pair_reads(&p->main) &&
                 (!extra || pair_reads(&p->extra));
     return fits ? &pairs[p->d_qk > 512] : NULL;
+}
+
+/* Strides that a tensor map can have. */
+static void page_strides(const fmlac_mqa *p, uint64_t strides[3])
+{
+    const fmlac_pool *pool = &p->main.pool;
+    strides[0] = (uint64_t)pool->token_stride;
+    strides[1] = (uint64_t)pool->page_stride;
+    strides[2] = (uint64_t)(p->h_kv > 1 ? pool->head_stride : pool->page_stride);
+}
+
+static bool strides_fit(const fmlac_mqa *p)
+{
+    const uint64_t stride_max = (uint64_t)1 << 40;
+    uint64_t strides[3];
+    page_strides(p, strides);
+    for (int i = 0; i < 3; i++) {
+        if (strides[i] == 0 || strides[i] >= stride_max) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Whether two blocks can share tokens: the rows of every list make an even number of their row tiles. */
+static bool rows_pair(const fmlac_state *state, const fmlac_mqa *p)
+{
+    int64_t group = p->h_q / p->h_kv, rows = p->cu_seqlens_q ? group : group * p->s_q;
+    bool whole = !p->cu_seqlens_q || rows % FMLAC_PAIR_ROWS == 0;
+    return FMLAC_SHARE_PAGES && state->processors >= 2 && p->main.pool.num_pages > 0 && whole &&
+           fmlac_ceil(rows, FMLAC_HOPPER_ROWS) % 2 == 0;
 }
 
 static bool is_short(const fmlac_list *list)
@@ -135,32 +194,30 @@ const fmlac_kernel *fmlac_hopper_choose(const fmlac_state *state, const fmlac_mq
     }
     if (reads_codes(p, &p->main) && (!extra || reads_codes(p, &p->extra))) {
         const fmlac_kernel *pair = choose_pair(state, p, extra);
-        return pair ? pair : &kernels[CODES][0][wide];
+        bool fits = raw_fits(&p->main) && (!extra || raw_fits(&p->extra));
+        return pair ? pair : fits ? &kernels[FROM_CODES][0][wide] : NULL;
     }
     if (!reads_plain(p, &p->main) || (extra && !reads_plain(p, &p->extra))) {
         return NULL;
     }
     bool pages = p->main.kind == FMLAC_LIST_PAGED && p->main.pool.page_size % FMLAC_HOPPER_TOKENS == 0 &&
-                 p->main.pool.aligned && state->encode_tensor_map;
-    return &kernels[pages ? PAGES : ROWS][f16][wide];
+                 p->main.pool.aligned && state->encode_tensor_map && strides_fit(p);
+    if (pages && rows_pair(state, p)) {
+        return &twins[f16][wide];
+    }
+    return &kernels[pages ? FROM_PAGES : FROM_ROWS][f16][wide];
 }
 
 /* The main pool as [h_kv][num_pages][page_size][d_qk]. */
 static bool encode_pages(const fmlac_state *state, const fmlac_mqa *p, fmlac_tensor_map *map)
 {
     const fmlac_pool *pool = &p->main.pool;
-    const uint64_t stride_max = (uint64_t)1 << 40;
     encode_tiled encode = (encode_tiled)state->encode_tensor_map;
     cuuint64_t dims[4] = {(cuuint64_t)p->d_qk, (cuuint64_t)pool->page_size, (cuuint64_t)pool->num_pages,
                           (cuuint64_t)p->h_kv};
-    cuuint64_t strides[3] = {(cuuint64_t)pool->token_stride, (cuuint64_t)pool->page_stride,
-                             (cuuint64_t)(p->h_kv > 1 ? pool->head_stride : pool->page_stride)};
+    uint64_t strides[3];
     cuuint32_t box[4] = {64, FMLAC_HOPPER_TOKENS, 1, 1}, steps[4] = {1, 1, 1, 1};
-    for (int i = 0; i < 3; i++) {
-        if (strides[i] == 0 || strides[i] >= stride_max) {
-            return false;
-        }
-    }
+    page_strides(p, strides);
     return encode((CUtensorMap *)map,
                   p->q.dtype == FMLAC_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4,
                   pool->data, dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
@@ -174,14 +231,19 @@ fmla_status fmlac_hopper_enqueue(const fmlac_state *state, const fmlai_call *cal
     int wide = p->d_qk > 512, f16 = p->q.dtype == FMLAC_F16;
     memset(&all.pages, 0, sizeof all.pages);
     all.mqa = *p;
-    if (kernel == &kernels[PAGES][f16][wide] && !encode_pages(state, p, &all.pages)) {
-        kernel = &kernels[ROWS][f16][wide];
+    if (kernel == &twins[f16][wide] && !encode_pages(state, p, &all.pages)) {
+        return fmlai_fail(call->error, FMLA_ERROR_DEVICE, "cuTensorMapEncodeTiled refuses the pages of the cache");
+    }
+    if (kernel == &kernels[FROM_PAGES][f16][wide] && !encode_pages(state, p, &all.pages)) {
+        kernel = &kernels[FROM_ROWS][f16][wide];
     }
     launch->kernel = (const void *)kernel->function;
     launch->name = kernel->name;
     if (kernel->cluster > 0) {
         launch->blocks *= kernel->cluster;
         launch->cluster = kernel->cluster;
+    }
+    if (kernel == &pairs[wide]) {
         return fmlac_enqueue(state, call, launch, p);
     }
     return fmlac_enqueue(state, call, launch, &all);

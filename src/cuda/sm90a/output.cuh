@@ -185,20 +185,22 @@ static __device__ __forceinline__ void store_output(const fmlac_mqa &p, const pi
     }
 }
 
-/* Sums of a row over the four lanes that share it. */
+/* Sums and maxima of a row over the four lanes that share it. */
 static __device__ __forceinline__ void join_sums(softmax_rows &rows)
 {
     for (int h = 0; h < 2; h++) {
         rows.sum[h] += __shfl_xor_sync(0xFFFFFFFFu, rows.sum[h], 1);
         rows.sum[h] += __shfl_xor_sync(0xFFFFFFFFu, rows.sum[h], 2);
+        rows.max[h] = fmaxf(rows.max[h], __shfl_xor_sync(0xFFFFFFFFu, rows.max[h], 1));
+        rows.max[h] = fmaxf(rows.max[h], __shfl_xor_sync(0xFFFFFFFFu, rows.max[h], 2));
     }
 }
 
-/* Group 0, the leader, has output dims 0..255, sums and references; group 1 the other dims. Ends a piece: Q's place
- * is free after the barrier in here. */
+/* Group 0, the leader, has sums and references; a group has half of the output dims. Ends a piece: Q's place is free
+ * after the barrier in here. */
 template <int BLOCKS>
 static __device__ __forceinline__ void store_rows(const fmlac_mqa &p, const piece &c, const float o[128],
-                                                  softmax_rows &rows, plan<BLOCKS> *m, int group)
+                                                  softmax_rows &rows, plan<BLOCKS> *m, int group, int half)
 {
     int thread = (int)ptx_thread(), row = thread % 128 / 32 * 16 + thread % 32 / 4, q = thread % 4; /* read anew */
     if (group == 0) {
@@ -212,7 +214,7 @@ static __device__ __forceinline__ void store_rows(const fmlac_mqa &p, const piec
     }
     ptx_barrier_sync(BARRIER_MMA, 256);
     float factor[2] = {m->factor[row], m->factor[row + 8]};
-    store_output(p, c, ROWS, row, o, factor, group * (OUT_COLUMNS / 2), ptx_shared_address(m->q));
+    store_output(p, c, ROWS, row, o, factor, half * (OUT_COLUMNS / 2), ptx_shared_address(m->q));
     if (c.place >= 0) {
         ptx_barrier_sync(BARRIER_MMA, 256); /* nobody reads any more where Q will be */
     }

@@ -3,13 +3,21 @@
 #ifndef FLASHMLA_CUDA_SM90A_QUERY_CUH
 #define FLASHMLA_CUDA_SM90A_QUERY_CUH
 
-#include "plan.cuh"
+#include "softmax.cuh"
 
-/* The copies set out. Rows beyond the last are zeros. */
+/* Of base-2 logits, for Q as finish_q leaves it. ABOVE_0: infinite scores stay what they are. */
+template <int ABOVE_0> static __device__ __forceinline__ float scale_of(const fmlac_mqa &p)
+{
+    float scale = fabsf(p.scale) * LOG2_E;
+    return ABOVE_0 ? fmaxf(scale, 0x1p-126f) : scale;
+}
+
+/* The copies set out; zeros if the scale is 0. Rows beyond the last are zeros. */
 template <int BLOCKS>
 static __device__ __forceinline__ void start_q(const fmlac_mqa &p, const fmlac_work &w, plan<BLOCKS> *m)
 {
     int thread = (int)ptx_thread(), chunk = thread % 8;
+    int rows = p.scale == 0.0f ? 0 : (int)w.rows;
     uint32_t q = ptx_shared_address(m->q);
 #pragma unroll 1
     for (int row = thread / 8; row < ROWS; row += 32) {
@@ -19,18 +27,31 @@ static __device__ __forceinline__ void start_q(const fmlac_mqa &p, const fmlac_w
         const uint8_t *from = (const uint8_t *)p.q.data + 2 * row_offset(&p.q, &p, token, head) + chunk * 16;
 #pragma unroll
         for (int block = 0; block < BLOCKS; block++) {
-            bool there = row < w.rows && block * 64 + chunk * 8 < p.d_qk;
-            ptx_copy_async_16(q + chunk_offset(row, block * 8 + chunk), there ? from + block * 128 : p.q.data,
+            bool there = row < rows && block * 64 + chunk * 8 < p.d_qk;
+            ptx_copy_async_16(q + query_offset(row, block * 8 + chunk), there ? from + block * 128 : p.q.data,
                               there ? 16 : 0);
         }
     }
     ptx_copy_async_commit();
 }
 
-/* Those of this thread are there; a barrier of both warpgroups follows. */
-static __device__ __forceinline__ void finish_q(void)
+/* Those of this thread are there, times the sign of the scale; a barrier of both warpgroups follows. */
+template <int BLOCKS> static __device__ __forceinline__ void finish_q(const fmlac_mqa &p, plan<BLOCKS> *m)
 {
+    int thread = (int)ptx_thread();
+    uint32_t q = ptx_shared_address(m->q);
     ptx_copy_async_wait<0>();
+    if (p.scale < 0.0f) {
+#pragma unroll 1
+        for (int at = thread; at < ROWS * BLOCKS * 8; at += 256) { /* the chunks that this thread has copied */
+            uint32_t x[4], to = q + query_offset(at / 8 % ROWS, at / (ROWS * 8) * 8 + at % 8);
+            ptx_load_shared_128(x, to);
+            for (int i = 0; i < 4; i++) {
+                x[i] ^= 0x80008000u;
+            }
+            ptx_store_shared_128(to, x);
+        }
+    }
     ptx_fence_async_proxy();
 }
 

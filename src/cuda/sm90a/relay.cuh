@@ -5,39 +5,55 @@
  * parameter.
  *
  * ROLES          warps                 registers: PAGES, ROWS, CODES  work
- *   leader         0..3                  216, 200, 200                  scores, weights; output dims 0..255
- *   follower       4..7                  216, 200, 200                  output dims 256..511
- *   producers      8..11 (CODES 8..15)   72, 104, 56                    token tiles into shared memory
+ *   leader         0..3                  216, 200, 192                  scores, weights; half of the output dims
+ *   follower       4..7                  216, 200, 192                  the other half
+ *   producers      8..11 (CODES 8..15)   72, 104, 64                    token tiles into shared memory
  *
  * The scout, a warp, finds the next piece of work while the one before is in hand: with PAGES warp 9, which does
- * nothing else, with ROWS warp 8, with CODES warp 7 (there the expanding warps have the least time). Accumulators:
- * output 64 x 256 (128 registers per thread); the leader's scores 64 x 64 (32) and weights as an A operand (16).
+ * nothing else, with ROWS warp 8, with CODES warp 15, which does nothing else. Accumulators: output 64 x 256 (128
+ * registers per thread); the leader's scores 64 x 64 (32) and weights as an A operand (16), with CODES, whose tiles
+ * have 48 tokens, 24 and 12.
  *
  * SHARED MEMORY  struct plan (plan.cuh): Q | two slots of one tile | weights, references, row sums | barriers | pieces.
+ * CODES: weights have one block for both slots; the rest is raw rows (source_codes.cuh).
  *
  * BARRIERS       arrivals                       made by                       waited for by    protects
  *   full[s][4]     PAGES 1 and the bytes,         producers: a portion (two     leader, follower the portion; with the
- *                  ROWS 128 threads (and 1 for    blocks, the last one three)   (the last two)   last one mask and
- *                  the mask), CODES 8 warps       of a tile is there                             more[] of the slot
- *   free[s][2]     4 (one per warp)               leader (0), follower (1)      producers        half of slot s
+ *                  ROWS 128 threads (and 1 for    blocks, the last one three)   (of its half)    last one mask and
+ *                  the mask), CODES 6 warps       of a tile is there                             more[] of the slot
+ *   free[s][2]     4 (one per warp)               leader, follower: each its    producers        half of slot s
+ *                                                 half
  *   piece_full[2]  1                              scout                         everybody        pieces[]
- *   piece_free[2]  8 + PAGES 1, ROWS 4, CODES 8   warps that read pieces        scout            pieces[]
+ *   piece_free[2]  8 + PAGES 1, ROWS 4, CODES 1   warps that read pieces        scout            pieces[]
  *   named 1 + s    256                            leader                        follower         weights, references
  *   named 3        128                            leader                        itself           its writes into a tile
  *   named 5        256                            both                          both             Q, row sums
- * Block 8 (the rope dims) goes with half 1: once the scores are taken it holds the weights, which the follower reads.
+ * Block 8 (the rope dims) goes with half 1: once the scores are taken it holds the weights, which both read.
+ * CODES: the leader waits for the follower's half of the tile before, too, since its weights lay where the next go.
  *
- * ORDER, for tile t in slot t & 1
- *   leader: scores of t                   waits full[s]; 4 products per block, in the order of arrival
- *           weights of t                  published to shared memory, with their references; arrives at named 1 + s
- *           += weights * values, left     weights from registers; then frees half 0
- *   follower: += weights * values, right  waits named 1 + s; then frees half 1
- * The follower multiplies while the leader is one step ahead. Each half of a slot is loaded again as soon as it is
- * free, which for half 0 is a whole tile before the leader needs it: that hides the latency of the loads. How many
- * tiles a piece has is known only as they come: producers leave out entries that name no token, more[] says if a tile
- * follows.
+ * ORDER BEHIND (PAGES, ROWS), for tile t in slot t & 1
+ *   leader: scores of t                   waits full[s]; 4 products per block, half 0 first
+ *           += weights * values of t - 1  its half is 1; issued behind the scores
+ *           weights of t                  once the scores are there; to shared memory, with their references; arrives
+ * at named 1 + s frees half 1 of t - 1         once its values are summed follower: += weights * values of t    its
+ * half is 0; waits named 1 + s; then frees half 0 While the leader makes weights, the tensor cores sum its values of
+ * the tile before; while it starts the next scores, those of the follower. Half 1, which is held longest, is needed
+ * last. The first tile's product with a tile before it is lost. The product with the last tile follows at the end. Half
+ * 0 is free before half 1 of the same tile: so block 8 is not loaded again before the follower has read the weights.
  *
- * FENCES Whoever writes a tile or weights by ordinary stores fences before it arrives; TMA and cp.async need none.
+ * ORDER AT_ONCE (CODES): leader: scores, weights, += values of half 0, from registers, frees half 0; follower: values
+ * of half 1 at once, frees half 1. GATED and EARLY are the same, but the follower waits until the leader's next scores
+ * are there, or issued.
+ *
+ * How many tiles a piece has is known only as they come: producers leave out entries that name no token, more[] says if
+ * a tile follows.
+ *
+ * TWINS are PAGES for two blocks of a cluster that have the same tokens and different rows: a box comes from L2 once,
+ * to both. free[][] then has 8 arrivals, of the warps of both blocks, and a block's producer waits for them before it
+ * loads its share of the boxes into both. Pieces are found by each block for itself, and are the same but for rows.
+ *
+ * FENCES Whoever writes a tile by ordinary stores fences before it arrives; weights are fenced by who reads them, and,
+ * in the order BEHIND, by the leader. TMA and cp.async need none.
  *
  * MASKS A token that is not there has a zero row and, by mask, the score -infinity. Where rows of Q see different
  * numbers of tokens, values that are not finite are set to 0, once the scores are taken, in tokens that some row does
@@ -47,168 +63,92 @@
 #define FLASHMLA_CUDA_SM90A_RELAY_CUH
 
 #include "output.cuh"
+#include "ptx/cluster.cuh"
 #include "ptx/grid.cuh"
-#include "ptx/wgmma.cuh"
+#include "products.cuh"
 #include "query.cuh"
 #include "softmax.cuh"
 #include "source_codes.cuh"
 #include "source_pages.cuh"
 #include "source_rows.cuh"
 
-#include <stddef.h>
+/* When values are summed; docs/hopper.md has the budgets. */
+#define ORDER_AT_ONCE 0 /* follower and leader as soon as the weights are there */
+#define ORDER_GATED                                                                                                    \
+    1                  /* the follower while the leader makes the weights of the next tile: once its scores are there  \
+                        */
+#define ORDER_EARLY  2 /* the same, once the products of its scores are issued */
+#define ORDER_BEHIND 3 /* the follower at once, the leader behind the scores of the next tile */
+#ifndef RELAY_ORDER_PAGES
+#define RELAY_ORDER_PAGES ORDER_BEHIND
+#endif
+#ifndef RELAY_ORDER_ROWS
+#define RELAY_ORDER_ROWS ORDER_BEHIND
+#endif
+#ifndef RELAY_ORDER_CODES
+#define RELAY_ORDER_CODES ORDER_AT_ONCE
+#endif
+#ifndef RELAY_REGISTERS_PAGES
+#define RELAY_REGISTERS_PAGES 216
+#endif
+#ifndef RELAY_REGISTERS_ROWS
+#define RELAY_REGISTERS_ROWS 200
+#endif
+#ifndef RELAY_OPTIMIST_CODES
+#define RELAY_OPTIMIST_CODES 1
+#endif
+#ifndef RELAY_REGISTERS_CODES
+#define RELAY_REGISTERS_CODES 192
+#endif
 
-/* What all lanes have read. Said like this, it and what depends on it live in uniform registers, from where products
- * take their operands' addresses; otherwise four moves stand before every product. */
-static __device__ __forceinline__ uint32_t uniform(uint32_t x)
-{
-    return __shfl_sync(0xFFFFFFFFu, x, 0);
-}
-
-/* A tile as operands, and its shared addresses. */
-typedef struct tile_view {
-    uint32_t k;              /* K-major */
-    uint32_t left, right;    /* MN-major: values for output dims 0..255, 256..511 */
-    uint32_t weights;        /* operand */
-    uint32_t at, weights_at; /* addresses */
-} tile_view;
-
-template <int BLOCKS> static __device__ __forceinline__ tile_view view_of(uint32_t slot)
-{
-    tile_view v;
-    const uint32_t base = ptx_shared_address(ptx_shared()), tile_bytes = BLOCKS * BLOCK_BYTES;
-    v.at = base + offsetof(plan<BLOCKS>, k) + slot * tile_bytes;
-    v.weights_at = BLOCKS == 9 ? v.at + 8 * BLOCK_BYTES : base + offsetof(plan<BLOCKS>, weights) + slot * BLOCK_BYTES;
-    v.k = v.left = ptx_wgmma_tile(v.at, BLOCK_BYTES);
-    v.right = ptx_wgmma_advance(v.left, 4 * BLOCK_BYTES);
-    v.weights = ptx_wgmma_tile(v.weights_at, BLOCK_BYTES);
-    return v;
-}
-
-/* ---- products ---------------------------------------------------------------------------------------------------- */
-
-/* s = Q * tile^T, portion by portion as they arrive; ends with the commit. `full`: the slot's first barrier. */
-template <int BLOCKS, int F16>
-static __device__ __forceinline__ void start_scores(float s[32], uint32_t q, uint32_t k, uint32_t full, uint32_t parity)
-{
-    ptx_wgmma_hold<32>(s);
-#pragma unroll
-    for (int at = 0; at < BLOCKS; at++) {
-        if (at % 2 == 0 && at < 8) {
-            ptx_mbarrier_wait(full + at / 2 * 8, parity);
-            ptx_wgmma_fence();
-        }
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            uint32_t offset = at * BLOCK_BYTES + i * 32;
-            ptx_wgmma_n64_ss<F16>(s, ptx_wgmma_advance(q, offset), ptx_wgmma_advance(k, offset), at + i > 0);
-        }
-    }
-    ptx_wgmma_commit();
-}
-
-/* o += weights (registers) * values, ends with the commit. */
-template <int F16, int WIDE>
-static __device__ __forceinline__ void start_values_rs(float o[128], const uint32_t a[16], uint32_t values)
-{
-    ptx_wgmma_hold<128>(o);
-    ptx_wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        if (WIDE) {
-            ptx_wgmma_n256_rs<F16>(o, a + 4 * k, ptx_wgmma_advance(values, k * 2048), 1);
-        } else {
-            ptx_wgmma_n128_rs<F16>(o, a + 4 * k, ptx_wgmma_advance(values, k * 2048), 1);
-            ptx_wgmma_n128_rs<F16>(o + 64, a + 4 * k, ptx_wgmma_advance(values, 2 * BLOCK_BYTES + k * 2048), 1);
-        }
-    }
-    ptx_wgmma_commit();
-}
-
-/* The same, weights in shared memory. */
-template <int F16, int WIDE>
-static __device__ __forceinline__ void start_values_ss(float o[128], uint32_t weights, uint32_t values)
-{
-    ptx_wgmma_hold<128>(o);
-    ptx_wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        uint32_t a = ptx_wgmma_advance(weights, k * 32);
-        if (WIDE) {
-            ptx_wgmma_n256_ss<F16>(o, a, ptx_wgmma_advance(values, k * 2048), 1);
-        } else {
-            ptx_wgmma_n128_ss<F16>(o, a, ptx_wgmma_advance(values, k * 2048), 1);
-            ptx_wgmma_n128_ss<F16>(o + 64, a, ptx_wgmma_advance(values, 2 * BLOCK_BYTES + k * 2048), 1);
-        }
-    }
-    ptx_wgmma_commit();
-}
-
-static __device__ __forceinline__ void rescale(float o[128], const float factor[2])
-{
-#pragma unroll
-    for (int i = 0; i < 128; i++) {
-        o[i] *= factor[i / 2 % 2];
-    }
-}
-
-/* ---- tiles that rows see only in part ---------------------------------------------------------------------------- */
-
-/* PAGES: rows from `first` on of a loaded tile hold what the page holds there: zeros instead. */
-template <int BLOCKS> static __device__ __forceinline__ void clear_rows(uint32_t tile, int first, int thread)
-{
-    const uint32_t zeros[4] = {0, 0, 0, 0};
-    for (int chunk = thread; chunk < (TOKENS - first) * BLOCKS * 8; chunk += 128) {
-        int row = first + chunk / (BLOCKS * 8);
-        ptx_store_shared_128(tile + chunk_offset(row, chunk % (BLOCKS * 8)), zeros);
-    }
-}
-
-/* Values that are not finite become 0 in rows from `first` on; block 8 is no part of them. */
-template <int F16> static __device__ __forceinline__ void clean_rows(uint32_t tile, int first, int thread)
-{
-    const uint32_t exponent = F16 ? 0x7C00u : 0x7F80u;
-    for (int word = thread; word < (TOKENS - first) * 256; word += 128) {
-        uint32_t at = tile + chunk_offset(first + word / 256, word % 256 / 4) + word % 4 * 4;
-        uint32_t x = ptx_load_shared_u32(at);
-        uint32_t y = (x & exponent) == exponent ? x & 0xFFFF0000u : x;
-        y = (y >> 16 & exponent) == exponent ? y & 0x0000FFFFu : y;
-        if (y != x) {
-            ptx_store_shared_u32(at, y);
-        }
-    }
-}
+template <int SOURCE> struct relay_of {
+    static constexpr int PAGES = SOURCE == SOURCE_PAGES || SOURCE == SOURCE_TWINS;
+    static constexpr int TWINS = SOURCE == SOURCE_TWINS ? 2 : 1; /* blocks that share tokens */
+    static constexpr int ORDER = PAGES                   ? RELAY_ORDER_PAGES
+                                 : SOURCE == SOURCE_ROWS ? RELAY_ORDER_ROWS
+                                                         : RELAY_ORDER_CODES;
+    static constexpr int REGISTERS = PAGES                   ? RELAY_REGISTERS_PAGES
+                                     : SOURCE == SOURCE_ROWS ? RELAY_REGISTERS_ROWS
+                                                             : RELAY_REGISTERS_CODES; /* of leader and follower */
+    static constexpr int WIDE = SOURCE != SOURCE_CODES;                               /* products of 256 columns */
+    static constexpr int OPTIMIST =                                                   /* registers for weigh_scores */
+        PAGES || ORDER == ORDER_BEHIND || (SOURCE == SOURCE_CODES && RELAY_OPTIMIST_CODES);
+    static_assert(!ONE_WEIGHTS || ORDER != ORDER_BEHIND, "weights of two tiles are needed at a time");
+    /* Of a slot and of the output, 0: dims 0..255. The leader's is held longest in the order BEHIND, the follower's in
+     * the others; that one is needed last. */
+    static constexpr int LEADER_HALF = ORDER == ORDER_BEHIND;
+};
 
 /* ---- the weights' way to the follower ---------------------------------------------------------------------------- */
 
-/* s as A fragments, to registers and to shared memory, with the references. */
-template <int BLOCKS, int F16>
-static __device__ __forceinline__ void publish(const float s[32], uint32_t a[16], const softmax_rows &rows,
+/* Weights, A fragments, to shared memory, with the references. Who reads them waits for the leader and fences. */
+template <int BLOCKS>
+static __device__ __forceinline__ void publish(const uint32_t a[SCORES / 2], const softmax_rows &rows,
                                                uint32_t weights_at, plan<BLOCKS> *m, uint32_t slot)
 {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-#pragma unroll
-    for (int i = 0; i < 16; i++) {
-        a[i] = F16 ? ptx_pack_f16(s[2 * i], s[2 * i + 1]) : ptx_pack_bf16(s[2 * i], s[2 * i + 1]);
-    }
-    if (BLOCKS == 9) {
+    if (BLOCKS == 9 && !ONE_WEIGHTS) {
         ptx_barrier_sync(BARRIER_LEADER, 128); /* all four warps have read the rope dims */
     }
 #pragma unroll
-    for (int k = 0; k < 4; k++) {
+    for (int k = 0; k < TOKENS / 16; k++) {
         ptx_stmatrix_x4(weights_at + chunk_offset(warp * 16 + lane % 16, 2 * k + lane / 16), a + 4 * k);
     }
     if (lane % 4 == 0) {
         m->reference[slot][warp * 16 + lane / 4] = rows.reference[0];
         m->reference[slot][warp * 16 + lane / 4 + 8] = rows.reference[1];
     }
-    ptx_fence_async_proxy();
-    ptx_barrier_arrive(BARRIER_WEIGHTS + slot, 256);
 }
 
-static __device__ __forceinline__ void release(uint32_t free)
+/* A warp has read a half for the last time: its own block may load it again, and so may the twin. */
+template <int TWINS> static __device__ __forceinline__ void release(uint32_t free)
 {
-    if (threadIdx.x % 32 == 0) {
-        ptx_mbarrier_arrive(free);
+    if (TWINS == 1) {
+        if (threadIdx.x % 32 == 0) {
+            ptx_mbarrier_arrive(free);
+        }
+    } else if (threadIdx.x % 32 < TWINS) {
+        ptx_mbarrier_arrive_remote(ptx_cluster_address(free, threadIdx.x % 32));
     }
 }
 
@@ -226,11 +166,65 @@ static __device__ __forceinline__ void clear_tail(uint32_t tile, int first, uint
     ptx_barrier_sync(BARRIER_LEADER, 128);
 }
 
-/* Scores that have arrived to weights. Returns whether what was summed so far must be multiplied by factor[]. */
+/* What is not plain about a tile that is there, for the warp; the leader asks before it waits for the scores. */
+#define TILE_MASKED 1 /* some of the warp's rows do not attend all tokens */
+#define TILE_UNCLEAN                                                                                                   \
+    2 /* some row of the block does not see all tokens: values may be numbers that it must not meet                    \
+       */
+
+static __device__ __forceinline__ int32_t tokens_seen(const piece &c, int row, int32_t first)
+{
+    int32_t seen = *(const volatile int32_t *)&c.seen[row] - first;
+    return seen < TOKENS ? seen : TOKENS;
+}
+
+template <int BLOCKS>
+static __device__ __forceinline__ uint32_t tile_flags(const plan<BLOCKS> *m, const piece &c, uint32_t slot,
+                                                      int32_t first)
+{
+    int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+    const volatile uint32_t *mask = m->mask[slot];
+    int32_t all_see = *(const volatile int32_t *)&c.all_see;
+    bool whole = (mask[0] & mask[1]) == 0xFFFFFFFFu && tokens_seen(c, row, first) == TOKENS &&
+                 tokens_seen(c, row + 8, first) == TOKENS;
+    bool unclean = all_see < first + TOKENS && all_see < c.work.main_count;
+    return (__all_sync(0xFFFFFFFFu, whole) ? 0 : TILE_MASKED) | (unclean ? TILE_UNCLEAN : 0);
+}
+
+/* Values of a tile that some row does not see, once all four warps have their scores. */
+template <int F16> static __device__ __forceinline__ void clean_tile(const piece &c, uint32_t tile, int32_t first)
+{
+    ptx_barrier_sync(BARRIER_LEADER, 128);
+    clean_rows<F16>(tile, (int)clamped(c.all_see - first, 0, TOKENS), threadIdx.x % 128);
+    ptx_fence_async_proxy();
+    ptx_barrier_sync(BARRIER_LEADER, 128);
+}
+
+/* Scores that have arrived to weights; s stays. Returns whether what was summed so far must be multiplied by factor[].
+ */
 template <int BLOCKS, int F16>
-static __device__ __forceinline__ bool weights_of(float s[32], softmax_rows &rows, float factor[2],
-                                                  const plan<BLOCKS> *m, const piece &c, uint32_t slot, uint32_t tile,
-                                                  int32_t first)
+static __device__ __forceinline__ bool weights_of(float s[SCORES], softmax_rows &rows, uint32_t a[SCORES / 2],
+                                                  float factor[2], const plan<BLOCKS> *m, const piece &c, uint32_t slot,
+                                                  uint32_t tile, int32_t first, uint32_t flags)
+{
+    if (flags & TILE_UNCLEAN) {
+        clean_tile<F16>(c, tile, first);
+    }
+    if (flags & TILE_MASKED) {
+        int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+        const volatile uint32_t *there = m->mask[slot];
+        const uint32_t mask[2] = {there[0], there[1]};
+        const int32_t limit[2] = {tokens_seen(c, row, first), tokens_seen(c, row + 8, first)};
+        hide_scores(s, mask, limit);
+    }
+    return weigh_scores<F16>(s, rows, a, factor);
+}
+
+/* The same with fewer registers and a longer chain: s becomes the weights. */
+template <int BLOCKS, int F16>
+static __device__ __forceinline__ bool weights_in_place(float s[SCORES], softmax_rows &rows, uint32_t a[SCORES / 2],
+                                                        float factor[2], const plan<BLOCKS> *m, const piece &c,
+                                                        uint32_t slot, uint32_t tile, int32_t first)
 {
     int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
     uint32_t mask[2];
@@ -241,45 +235,126 @@ static __device__ __forceinline__ bool weights_of(float s[32], softmax_rows &row
         limit[h] = seen < TOKENS ? seen : TOKENS;
     }
     if (c.all_see < first + TOKENS && c.all_see < c.work.main_count) {
-        ptx_barrier_sync(BARRIER_LEADER, 128); /* all four warps have their scores */
-        clean_rows<F16>(tile, (int)clamped(c.all_see - first, 0, TOKENS), threadIdx.x % 128);
-        ptx_fence_async_proxy();
-        ptx_barrier_sync(BARRIER_LEADER, 128);
+        clean_tile<F16>(c, tile, first);
     }
     scale_scores(s, rows.scale, mask, limit);
-    return weigh(s, rows, factor);
+    bool moves = weigh(s, rows, factor);
+#pragma unroll
+    for (int i = 0; i < SCORES / 2; i++) {
+        a[i] = F16 ? ptx_pack_f16(s[2 * i], s[2 * i + 1]) : ptx_pack_bf16(s[2 * i], s[2 * i + 1]);
+    }
+    return moves;
+}
+
+/* A tile as the leader meets it: waits for it and issues the products of its scores. */
+template <int BLOCKS, int F16, int SOURCE>
+static __device__ __forceinline__ void start_tile(float s[SCORES], uint32_t q, const tile_view &v, plan<BLOCKS> *m,
+                                                  const piece &c, uint32_t slot, uint32_t parity, int32_t first)
+{
+    const uint32_t full = ptx_shared_address(m->full[slot]);
+    if (relay_of<SOURCE>::PAGES && first + TOKENS > c.work.main_count) {
+        clear_tail<BLOCKS>(v.at, (int)(c.work.main_count - first), full, parity);
+    }
+    start_scores<BLOCKS, F16>(s, q, v.k, full, parity);
 }
 
 /* One piece that has tiles. Leaves sums, references and the output unnormalised. Returns the number of tiles. */
 template <int BLOCKS, int F16, int SOURCE>
 static __device__ __forceinline__ uint32_t lead(float o[128], softmax_rows &rows, uint32_t q, plan<BLOCKS> *m,
-                                                const piece &c, slot_uses uses)
+                                                const fmlac_mqa &p, const piece &c, slot_uses uses)
 {
-    constexpr int WIDE = SOURCE != SOURCE_CODES;
-    float s[32], factor[2];
-    uint32_t a[16], t = 0, more;
+    typedef relay_of<SOURCE> the;
+    float s[SCORES], factor[2], top[2] = {-FMLAC_INFINITY, -FMLAC_INFINITY};
+    uint32_t a[SCORES / 2], t = 0, more;
 #pragma unroll 1
     do {
-        const uint32_t slot = t & 1, parity = tile_parity(uses, t), full = ptx_shared_address(m->full[slot]);
+        const uint32_t slot = t & 1;
         const tile_view v = view_of<BLOCKS>(slot);
         int32_t first = (c.begin + (int32_t)t) * TOKENS;
-        if (SOURCE == SOURCE_PAGES && first + TOKENS > c.work.main_count) {
-            clear_tail<BLOCKS>(v.at, (int)(c.work.main_count - first), full, parity);
+        start_tile<BLOCKS, F16, SOURCE>(s, q, v, m, c, slot, tile_parity(uses, t), first);
+        if (the::ORDER == ORDER_EARLY && t > 0) {
+            ptx_barrier_arrive(BARRIER_WEIGHTS + (slot ^ 1), 256);
         }
-        start_scores<BLOCKS, F16>(s, q, v.k, full, parity);
+        uint32_t flags = the::OPTIMIST ? tile_flags(m, c, slot, first) : 0;
         ptx_wgmma_wait<0>();
-        ptx_wgmma_hold<32>(s);
+        ptx_wgmma_hold<SCORES>(s);
         more = uniform(*(const volatile uint32_t *)&m->more[slot]);
-        if (weights_of<BLOCKS, F16>(s, rows, factor, m, c, slot, v.at, first)) {
+        if (the::ORDER == ORDER_GATED && t > 0) {
+            ptx_barrier_arrive(BARRIER_WEIGHTS + (slot ^ 1), 256);
+        }
+        if (the::OPTIMIST ? weights_of<BLOCKS, F16>(s, rows, a, factor, m, c, slot, v.at, first, flags)
+                          : weights_in_place<BLOCKS, F16>(s, rows, a, factor, m, c, slot, v.at, first)) {
             rescale(o, factor); /* seldom */
         }
-        publish<BLOCKS, F16>(s, a, rows, v.weights_at, m, slot);
-        start_values_rs<F16, WIDE>(o, a, v.left);
+        if (ONE_WEIGHTS) { /* the follower is done with the last ones */
+            ptx_mbarrier_wait(ptx_shared_address(&m->free[slot ^ 1][!the::LEADER_HALF]), tile_parity(uses, t + 1) ^ 1);
+        }
+        publish<BLOCKS>(a, rows, v.weights_at, m, slot);
+        if (the::ORDER == ORDER_AT_ONCE || !more) {
+            ptx_barrier_arrive(BARRIER_WEIGHTS + slot, 256);
+        }
+        start_values_rs<F16, the::WIDE>(o, a, v.values[the::LEADER_HALF]);
+        if (the::OPTIMIST && p.max_logits.data) {
+            raise_max(s, top);
+        }
         ptx_wgmma_wait<0>();
         ptx_wgmma_hold<128>(o);
-        release(ptx_shared_address(&m->free[slot][0]));
+        release<the::TWINS>(ptx_shared_address(&m->free[slot][the::LEADER_HALF]));
         t++;
     } while (more);
+    if (the::OPTIMIST) {
+        rows.max[0] = top[0] * rows.scale;
+        rows.max[1] = top[1] * rows.scale;
+    }
+    return t;
+}
+
+/* The same in the order BEHIND. The product with the tile before is issued behind the scores: with the first tile it is
+ * one with whatever lies there, and is lost, since products must not be conditional. */
+template <int BLOCKS, int F16, int SOURCE>
+static __device__ __forceinline__ uint32_t lead_behind(float o[128], softmax_rows &rows, uint32_t q, plan<BLOCKS> *m,
+                                                       const fmlac_mqa &p, const piece &c, slot_uses uses)
+{
+    typedef relay_of<SOURCE> the;
+    float s[SCORES], factor[2], top[2] = {-FMLAC_INFINITY, -FMLAC_INFINITY};
+    uint32_t a[SCORES / 2], t = 0, more;
+#pragma unroll 1
+    do {
+        const uint32_t slot = t & 1;
+        const tile_view v = view_of<BLOCKS>(slot), before = view_of<BLOCKS>(slot ^ 1);
+        int32_t first = (c.begin + (int32_t)t) * TOKENS;
+        start_tile<BLOCKS, F16, SOURCE>(s, q, v, m, c, slot, tile_parity(uses, t), first);
+        ptx_barrier_sync(BARRIER_LEADER, 128); /* the weights before are there */
+        start_values_ss<F16, the::WIDE>(o, before.weights, before.values[the::LEADER_HALF], t > 1);
+        more = uniform(*(const volatile uint32_t *)&m->more[slot]);
+        uint32_t flags = tile_flags(m, c, slot, first);
+        ptx_wgmma_wait<1>();
+        ptx_wgmma_hold<SCORES>(s);
+        bool moves = weights_of<BLOCKS, F16>(s, rows, a, factor, m, c, slot, v.at, first, flags);
+        publish<BLOCKS>(a, rows, v.weights_at, m, slot);
+        ptx_fence_async_proxy();
+        ptx_barrier_arrive(BARRIER_WEIGHTS + slot, 256);
+        if (p.max_logits.data) {
+            raise_max(s, top);
+        }
+        ptx_wgmma_wait<0>();
+        ptx_wgmma_hold<128>(o);
+        if (t > 0) {
+            release<the::TWINS>(ptx_shared_address(&m->free[slot ^ 1][the::LEADER_HALF]));
+        }
+        if (moves) {
+            rescale(o, factor); /* seldom */
+        }
+        t++;
+    } while (more);
+    const tile_view last = view_of<BLOCKS>((t & 1) ^ 1);
+    ptx_barrier_sync(BARRIER_LEADER, 128);
+    start_values_ss<F16, the::WIDE>(o, last.weights, last.values[the::LEADER_HALF], t > 1);
+    ptx_wgmma_wait<0>();
+    ptx_wgmma_hold<128>(o);
+    release<the::TWINS>(ptx_shared_address(&m->free[(t & 1) ^ 1][the::LEADER_HALF]));
+    rows.max[0] = top[0] * rows.scale;
+    rows.max[1] = top[1] * rows.scale;
     return t;
 }
 
@@ -288,7 +363,8 @@ static __device__ __forceinline__ uint32_t lead(float o[128], softmax_rows &rows
 template <int BLOCKS, int F16, int SOURCE>
 static __device__ __forceinline__ uint32_t follow(float o[128], plan<BLOCKS> *m, slot_uses uses)
 {
-    constexpr int WIDE = SOURCE != SOURCE_CODES;
+    typedef relay_of<SOURCE> the;
+    constexpr int HALF = !the::LEADER_HALF;
     int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
     float reference[2] = {-FMLAC_INFINITY, -FMLAC_INFINITY};
     uint32_t t = 0, more;
@@ -297,17 +373,18 @@ static __device__ __forceinline__ uint32_t follow(float o[128], plan<BLOCKS> *m,
         const uint32_t slot = t & 1, parity = tile_parity(uses, t), full = ptx_shared_address(m->full[slot]);
         const tile_view v = view_of<BLOCKS>(slot);
         ptx_barrier_sync(BARRIER_WEIGHTS + slot, 256);
-        ptx_mbarrier_wait(full + 2 * 8, parity);
-        ptx_mbarrier_wait(full + 3 * 8, parity);
+        ptx_fence_async_proxy();
+        ptx_mbarrier_wait(full + 2 * HALF * 8, parity);
+        ptx_mbarrier_wait(full + (2 * HALF + 1) * 8, parity);
         float factor[2];
         if (follow_references(reference, m->reference[slot][row], m->reference[slot][row + 8], factor)) {
             rescale(o, factor);
         }
-        start_values_ss<F16, WIDE>(o, v.weights, v.right);
+        start_values_ss<F16, the::WIDE>(o, v.weights, v.values[HALF], 1);
         more = uniform(*(const volatile uint32_t *)&m->more[slot]);
         ptx_wgmma_wait<0>();
         ptx_wgmma_hold<128>(o);
-        release(ptx_shared_address(&m->free[slot][1]));
+        release<the::TWINS>(ptx_shared_address(&m->free[slot][HALF]));
         t++;
     } while (more);
     return t;
@@ -326,12 +403,8 @@ static __device__ __forceinline__ bool has_tiles(const piece &c)
 template <int BLOCKS, int F16, int SOURCE>
 static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> *m)
 {
+    typedef relay_of<SOURCE> the;
     int group = __shfl_sync(0xFFFFFFFFu, (int)(threadIdx.x / 128), 0);
-    bool scout = SOURCE == SOURCE_CODES && threadIdx.x / 32 == MMA_WARPS - 1;
-    if (scout) {
-        walk_begin(p, &m->walk, blockIdx.x, gridDim.x, threadIdx.x % 32);
-        scout_piece(p, m, 0);
-    }
     slot_uses uses = 0;
     uint32_t q = ptx_wgmma_tile(ptx_shared_address(m->q), BLOCK_BYTES);
 #pragma unroll 1
@@ -348,25 +421,23 @@ static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> 
                 start_q<BLOCKS>(p, c.work, m);
             }
         }
-        finish_q();
+        finish_q<BLOCKS>(p, m);
         ptx_barrier_sync(BARRIER_MMA, 256); /* Q is there; sums of the piece before have been read */
-        if (scout) {
-            scout_piece(p, m, i + 1);
-        }
         float o[128];
         softmax_rows rows = {
-            p.scale * LOG2_E, {-FMLAC_INFINITY, -FMLAC_INFINITY}, {-FMLAC_INFINITY, -FMLAC_INFINITY}, {0, 0}};
+            scale_of<the::OPTIMIST>(p), {-FMLAC_INFINITY, -FMLAC_INFINITY}, {-FMLAC_INFINITY, -FMLAC_INFINITY}, {0, 0}};
 #pragma unroll
         for (int j = 0; j < 128; j++) {
             o[j] = 0.0f;
         }
         uint32_t tiles = 0;
         if (has_tiles(c) && group == 0) {
-            tiles = lead<BLOCKS, F16, SOURCE>(o, rows, q, m, c, uses);
+            tiles = the::ORDER == ORDER_BEHIND ? lead_behind<BLOCKS, F16, SOURCE>(o, rows, q, m, p, c, uses)
+                                               : lead<BLOCKS, F16, SOURCE>(o, rows, q, m, p, c, uses);
         } else if (has_tiles(c)) {
             tiles = follow<BLOCKS, F16, SOURCE>(o, m, uses);
         }
-        store_rows<BLOCKS>(p, c, o, rows, m, group);
+        store_rows<BLOCKS>(p, c, o, rows, m, group, group ^ the::LEADER_HALF);
         __syncwarp();
         if (threadIdx.x % 32 == 0) {
             ptx_mbarrier_arrive(ptx_shared_address(&m->piece_free[i & 1]));
@@ -378,24 +449,26 @@ static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> 
 /* ---- the block --------------------------------------------------------------------------------------------------- */
 
 template <int BLOCKS, int SOURCE>
-static __device__ __forceinline__ void init_barriers(const fmlac_mqa &p, plan<BLOCKS> *m, int producer_warps)
+static __device__ __forceinline__ void init_barriers(plan<BLOCKS> *m, int producer_warps)
 {
-    int readers = SOURCE == SOURCE_PAGES ? 1 : producer_warps; /* producer warps that read pieces */
-    uint32_t arrivals = SOURCE == SOURCE_PAGES ? 1 : SOURCE == SOURCE_ROWS ? producer_warps * 32 : producer_warps;
+    typedef relay_of<SOURCE> the;
+    int readers = SOURCE == SOURCE_ROWS ? producer_warps : 1; /* producer warps that read pieces */
+    uint32_t arrivals = the::PAGES ? 1 : SOURCE == SOURCE_ROWS ? producer_warps * 32 : CODE_WARPS;
     for (int i = 0; i < 2; i++) {
         for (int j = 0; j < PORTIONS; j++) {
             uint32_t more = 0;
             if (SOURCE == SOURCE_ROWS && j == PORTIONS - 1) {
                 more = 1; /* the mask */
-            } else if (SOURCE == SOURCE_CODES && p.main.pool.rope_dims > 0 && j == PORTIONS - 1) {
-                more = producer_warps * 32; /* every thread's copies */
             }
             ptx_mbarrier_init(ptx_shared_address(&m->full[i][j]), arrivals + more);
         }
-        ptx_mbarrier_init(ptx_shared_address(&m->free[i][0]), 4);
-        ptx_mbarrier_init(ptx_shared_address(&m->free[i][1]), 4);
+        ptx_mbarrier_init(ptx_shared_address(&m->free[i][0]), 4 * the::TWINS);
+        ptx_mbarrier_init(ptx_shared_address(&m->free[i][1]), 4 * the::TWINS);
         ptx_mbarrier_init(ptx_shared_address(&m->piece_full[i]), 1);
         ptx_mbarrier_init(ptx_shared_address(&m->piece_free[i]), MMA_WARPS + readers);
+    }
+    if constexpr (SOURCE == SOURCE_CODES) {
+        init_codes(m);
     }
     ptx_mbarrier_init_fence();
 }
@@ -404,21 +477,25 @@ static __device__ __forceinline__ void init_barriers(const fmlac_mqa &p, plan<BL
 template <int BLOCKS, int SOURCE>
 static __device__ __forceinline__ void prologue(const fmlac_mqa_sm90a &all, plan<BLOCKS> *m, int producer_warps)
 {
+    typedef relay_of<SOURCE> the;
     const fmlac_mqa &p = all.mqa;
     int thread = (int)threadIdx.x - MMA_WARPS * 32, threads = producer_warps * 32;
     if (thread >= 0) {
         if (thread == threads - 1) {
-            if (SOURCE == SOURCE_PAGES) {
+            if (the::PAGES) {
                 ptx_tma_prefetch_map(&all.pages);
             }
-            init_barriers<BLOCKS, SOURCE>(p, m, producer_warps);
+            init_barriers<BLOCKS, SOURCE>(m, producer_warps);
         }
         walk_costs(p, &m->walk, thread, threads);
         return;
     }
     fmlac_work w = {};
     int32_t begin;
-    bool guessed = walk_guess(p, (int32_t)blockIdx.x, &w, &begin);
+    bool guessed = walk_guess(p, (int32_t)blockIdx.x / the::TWINS, &w, &begin);
+    if (the::TWINS == 2 && guessed) {
+        twin_rows(&w, (int32_t)ptx_cluster_rank());
+    }
     if (threadIdx.x == 0) {
         m->walk.guess = guessed ? (int32_t)w.first : -1;
     }
@@ -435,11 +512,16 @@ template <int BLOCKS, int F16, int SOURCE> static __device__ __forceinline__ voi
 {
     const fmlac_mqa &p = all.mqa;
     constexpr int PRODUCER_WARPS = SOURCE == SOURCE_CODES ? 8 : 4;
-    constexpr int MMA_REGISTERS = SOURCE == SOURCE_PAGES ? 216 : 200;
-    constexpr int PRODUCER_REGISTERS = SOURCE == SOURCE_PAGES ? 72 : SOURCE == SOURCE_ROWS ? 104 : 56;
+    typedef relay_of<SOURCE> the;
+    constexpr int MMA_REGISTERS = the::REGISTERS;
+    constexpr int PRODUCER_REGISTERS = SOURCE == SOURCE_CODES ? 256 - MMA_REGISTERS : 504 - 2 * MMA_REGISTERS;
     plan<BLOCKS> *m = (plan<BLOCKS> *)ptx_shared();
     prologue<BLOCKS, SOURCE>(all, m, PRODUCER_WARPS);
-    __syncthreads();
+    if (the::TWINS == 2) {
+        ptx_cluster_sync();
+    } else {
+        __syncthreads();
+    }
     ptx_grid_wait();
     ptx_grid_launch_dependents();
     if (__shfl_sync(0xFFFFFFFFu, (int)(threadIdx.x / 128), 0) < 2) {
@@ -447,13 +529,17 @@ template <int BLOCKS, int F16, int SOURCE> static __device__ __forceinline__ voi
         consume<BLOCKS, F16, SOURCE>(p, m);
     } else {
         ptx_registers_give<PRODUCER_REGISTERS>();
-        if (SOURCE == SOURCE_PAGES) {
-            produce_pages<BLOCKS>(all, m);
-        } else if (SOURCE == SOURCE_ROWS) {
+        if constexpr (the::PAGES) {
+            produce_pages<BLOCKS, the::TWINS>(all, m);
+        } else if constexpr (SOURCE == SOURCE_ROWS) {
             produce_rows<BLOCKS>(p, m);
         } else {
             produce_codes<BLOCKS>(p, m);
         }
+    }
+    if (the::TWINS == 2) {
+        __syncwarp();
+        ptx_cluster_sync(); /* the twin may still write here */
     }
 }
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * softmax.cuh: scores to weights, online. A thread holds two rows (g and g + 8 of its warp's 16), 16 columns of each;
+ * softmax.cuh: scores to weights, online. A thread holds two rows (g and g + 8 of its warp's 16), 16 columns of each
+ * (12 where a tile has 48 tokens);
  * four neighbouring lanes share a row.
  *
  * Weights are 2^(z - reference), z = score * scale in base 2. The reference is a row's maximum or up to LAZY less: it
@@ -19,8 +20,8 @@
 typedef struct softmax_rows {
     float scale;        /* logits in base 2 = score * scale; any sign */
     float reference[2]; /* -infinity before the first attended token */
-    float max[2];
-    float sum[2]; /* of this thread's columns */
+    float max[2];       /* of logits */
+    float sum[2];       /* of this thread's columns */
 } softmax_rows;
 
 /* 2^(from - to), 1 where nothing moved (also from -infinity to -infinity). */
@@ -29,21 +30,22 @@ static __device__ __forceinline__ float shrink(float from, float to)
     return from == to ? 1.0f : ptx_exp2(from - to);
 }
 
-/* Scores to base 2; tokens that are not there, or that a row does not see, become -infinity. */
-static __device__ __forceinline__ void scale_scores(float s[32], float scale, const uint32_t mask[2],
+/* Scores to base 2; tokens that are not there, or that a row does not see, become -infinity. In the mask, bits beyond
+ * the tile are set. */
+static __device__ __forceinline__ void scale_scores(float s[TOKENS / 2], float scale, const uint32_t mask[2],
                                                     const int32_t limit[2])
 {
     int q = threadIdx.x % 4;
     bool all = (mask[0] & mask[1]) == 0xFFFFFFFFu && limit[0] >= TOKENS && limit[1] >= TOKENS;
     if (__all_sync(0xFFFFFFFFu, all)) {
 #pragma unroll
-        for (int i = 0; i < 32; i++) {
+        for (int i = 0; i < TOKENS / 2; i++) {
             s[i] *= scale;
         }
         return;
     }
 #pragma unroll
-    for (int i = 0; i < 32; i++) {
+    for (int i = 0; i < TOKENS / 2; i++) {
         int column = i / 4 * 8 + 2 * q + i % 2;
         bool attended = (mask[i / 16] >> (column % 32) & 1) != 0 && column < limit[i / 2 % 2];
         s[i] = attended ? s[i] * scale : -FMLAC_INFINITY;
@@ -54,11 +56,11 @@ static __device__ __forceinline__ void scale_scores(float s[32], float scale, co
  * Scaled scores to weights in place. factor[]: what the sums of earlier tiles must be multiplied by. Returns whether
  * any row of the warp has a factor other than 1.
  */
-static __device__ __forceinline__ bool weigh(float s[32], softmax_rows &rows, float factor[2])
+static __device__ __forceinline__ bool weigh(float s[TOKENS / 2], softmax_rows &rows, float factor[2])
 {
     float top[2] = {-FMLAC_INFINITY, -FMLAC_INFINITY};
 #pragma unroll
-    for (int i = 0; i < 32; i++) {
+    for (int i = 0; i < TOKENS / 2; i++) {
         top[i / 2 % 2] = fmaxf(top[i / 2 % 2], s[i]);
     }
     bool moves = false;
@@ -77,7 +79,7 @@ static __device__ __forceinline__ bool weigh(float s[32], softmax_rows &rows, fl
         float base = rows.reference[h] == -FMLAC_INFINITY ? 0.0f : rows.reference[h];
         float sum = 0.0f;
 #pragma unroll
-        for (int j = 0; j < 8; j++) {
+        for (int j = 0; j < TOKENS / 8; j++) {
             s[4 * j + 2 * h] = ptx_exp2(s[4 * j + 2 * h] - base);
             s[4 * j + 2 * h + 1] = ptx_exp2(s[4 * j + 2 * h + 1] - base);
             sum += s[4 * j + 2 * h] + s[4 * j + 2 * h + 1];
@@ -85,6 +87,85 @@ static __device__ __forceinline__ bool weigh(float s[32], softmax_rows &rows, fl
         rows.sum[h] = rows.sum[h] * factor[h] + sum;
     }
     return __any_sync(0xFFFFFFFFu, moves);
+}
+
+/*
+ * The relay's way, which has no maximum in the chain from scores to weights: weights against the references as they
+ * are, and only if a sum shows that one is too low (every row's first tile, and seldom after) maxima, new references
+ * and weights once more. Scores stay as they are; the scale is above 0 (query.cuh). Four lanes share a row: it moves if
+ * one of them asks for it, so that a row's bits depend on its own scores alone.
+ */
+
+#define SUM_MOST 256.0f /* of a thread's sixteen weights of a row, before its reference moves */
+
+/* Scores of tokens that a row does not attend become -infinity. */
+static __device__ __forceinline__ void hide_scores(float s[TOKENS / 2], const uint32_t mask[2], const int32_t limit[2])
+{
+    int q = threadIdx.x % 4;
+#pragma unroll
+    for (int i = 0; i < TOKENS / 2; i++) {
+        int column = i / 4 * 8 + 2 * q + i % 2;
+        bool attended = (mask[i / 16] >> (column % 32) & 1) != 0 && column < limit[i / 2 % 2];
+        s[i] = attended ? s[i] : -FMLAC_INFINITY;
+    }
+}
+
+/* 2^(s * scale - base) in 16 bits, as A fragments, and their sums before rounding. */
+template <int F16>
+static __device__ __forceinline__ void weights_against(const float s[TOKENS / 2], float scale, const float base[2],
+                                                       uint32_t a[TOKENS / 4], float sum[2])
+{
+    sum[0] = sum[1] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < TOKENS / 4; i++) {
+        float x = ptx_exp2(fmaf(s[2 * i], scale, -base[i % 2]));
+        float y = ptx_exp2(fmaf(s[2 * i + 1], scale, -base[i % 2]));
+        sum[i % 2] += x + y;
+        a[i] = F16 ? ptx_pack_f16(x, y) : ptx_pack_bf16(x, y);
+    }
+}
+
+/* Maxima of a thread's scores. */
+static __device__ __forceinline__ void raise_max(const float s[TOKENS / 2], float max[2])
+{
+#pragma unroll
+    for (int i = 0; i < TOKENS / 2; i++) {
+        max[i / 2 % 2] = fmaxf(max[i / 2 % 2], s[i]);
+    }
+}
+
+/* Scores to weights. factor[]: what the sums of earlier tiles must be multiplied by, where it returns true. */
+template <int F16>
+static __device__ __forceinline__ bool weigh_scores(const float s[TOKENS / 2], softmax_rows &rows,
+                                                    uint32_t a[TOKENS / 4], float factor[2])
+{
+    float sum[2], base[2] = {rows.reference[0], rows.reference[1]};
+    bool moves = false;
+#pragma unroll 1
+    for (;;) {
+        weights_against<F16>(s, rows.scale, base, a, sum);
+        bool high[2] = {!(sum[0] <= SUM_MOST), !(sum[1] <= SUM_MOST)}; /* so are NaN and, before the first, infinity */
+        if (moves || !__any_sync(0xFFFFFFFFu, high[0] || high[1])) {
+            break;
+        }
+        moves = true;
+        float top[2] = {-FMLAC_INFINITY, -FMLAC_INFINITY};
+        raise_max(s, top);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            top[h] = fmaxf(top[h], __shfl_xor_sync(0xFFFFFFFFu, top[h], 1));
+            top[h] = fmaxf(top[h], __shfl_xor_sync(0xFFFFFFFFu, top[h], 2));
+            top[h] = fmaxf(top[h] * rows.scale, rows.reference[h]);
+            bool row = (__ballot_sync(0xFFFFFFFFu, high[h]) >> (threadIdx.x % 32 & ~3u) & 15) != 0;
+            factor[h] = row ? shrink(rows.reference[h], top[h]) : 1.0f;
+            rows.reference[h] = row ? top[h] : rows.reference[h];
+            base[h] = rows.reference[h] == -FMLAC_INFINITY ? 0.0f : rows.reference[h];
+            rows.sum[h] *= factor[h];
+        }
+    }
+    rows.sum[0] += sum[0];
+    rows.sum[1] += sum[1];
+    return moves;
 }
 
 /* The follower's references become the published ones. Returns whether what it summed must be multiplied. */

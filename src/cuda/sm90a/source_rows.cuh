@@ -103,13 +103,37 @@ static __device__ __forceinline__ void publish_mask(plan<BLOCKS> *m, int slot, c
     }
 }
 
-template <int BLOCKS> static __device__ __forceinline__ void produce_rows(const fmlac_mqa &p, plan<BLOCKS> *m)
+/* The next tile of a list, into a slot; `position`: of its first entry in a paged list. Returns whether more follow. */
+template <int BLOCKS>
+static __device__ __forceinline__ bool produce_tile(const fmlac_mqa &p, const fmlac_work &w, plan<BLOCKS> *m,
+                                                    list_scan *scan, list_ahead *ahead, int slot, uint32_t parity,
+                                                    int32_t position)
 {
     int thread = threadIdx.x - MMA_WARPS * 32;
     int warp = __shfl_sync(0xFFFFFFFFu, thread / 32, 0);
     uint32_t *ring = m->entries[warp];
+    tile_tokens tile = scan_next(p, w, scan, ahead, ring);
+    row_share share;
+    uint32_t there[2];
+    share_tile(p, w, ring, tile, position, &share);
+    share.to = ptx_shared_address(m->k[slot]) + chunk_offset(thread / 8, thread % 8);
+    if (warp == 0) {
+        for (int h = 0; h < 2; h++) {
+            there[h] = __ballot_sync(0xFFFFFFFFu, token_there(p, ring, tile, 32 * h + thread % 32));
+        }
+    }
+    copy_rows(p, share, m, slot, parity);
+    if (warp == 0) {
+        publish_mask(m, slot, tile, there);
+    }
+    return tile.more;
+}
+
+template <int BLOCKS> static __device__ __forceinline__ void produce_rows(const fmlac_mqa &p, plan<BLOCKS> *m)
+{
+    int thread = threadIdx.x - MMA_WARPS * 32;
+    int warp = __shfl_sync(0xFFFFFFFFu, thread / 32, 0);
     list_scan *scan = &m->scans[warp];
-    uint32_t chunk = chunk_offset(thread / 8, thread % 8);
     slot_uses uses = 0;
     if (warp == 0) { /* the scout */
         walk_begin(p, &m->walk, blockIdx.x, gridDim.x, thread % 32);
@@ -124,36 +148,23 @@ template <int BLOCKS> static __device__ __forceinline__ void produce_rows(const 
         }
         const fmlac_work &w = c.work;
         int32_t begin = __shfl_sync(0xFFFFFFFFu, c.begin, 0), end = __shfl_sync(0xFFFFFFFFu, c.end, 0), t = 0;
+        bool there = begin < end, more;
         list_ahead ahead;
-        if (begin < end) {
+        if (there) {
             ahead = scan_begin(p, w, begin, end, scan);
         }
 #pragma unroll 1
-        for (bool more = begin < end; more; t++) {
-            tile_tokens tile = scan_next(p, w, scan, &ahead, ring);
-            row_share share;
-            uint32_t there[2];
-            int32_t position = (begin + t) * TOKENS;
-            more = tile.more;
-            share_tile(p, w, ring, tile, position, &share);
-            share.to = ptx_shared_address(m->k[t & 1]) + chunk;
-            if (warp == 0) {
-                for (int h = 0; h < 2; h++) {
-                    there[h] = __ballot_sync(0xFFFFFFFFu, token_there(p, ring, tile, 32 * h + thread % 32));
-                }
+        do {
+            more = false;
+            if (there) {
+                more = produce_tile(p, w, m, scan, &ahead, t & 1, tile_parity(uses, t), (begin + t) * TOKENS);
             }
-            copy_rows(p, share, m, t & 1, tile_parity(uses, t));
-            if (warp == 0) {
-                publish_mask(m, t & 1, tile, there);
-                if (t == 1) { /* both slots are full: there is time */
-                    scout_piece(p, m, i + 1);
-                }
+            if (warp == 0 && (t == 1 || (t == 0 && !more))) { /* both slots are full: there is time */
+                scout_piece(p, m, i + 1);
             }
-        }
-        uses = uses_after(uses, t);
-        if (warp == 0 && t < 2) {
-            scout_piece(p, m, i + 1);
-        }
+            t++;
+        } while (more);
+        uses = there ? uses_after(uses, t) : uses;
         __syncwarp();
         if (thread % 32 == 0) {
             ptx_mbarrier_arrive(ptx_shared_address(&m->piece_free[i & 1]));

@@ -20,7 +20,7 @@
 #include "ptx/warpgroup.cuh"
 #include "ptx/wgmma.cuh"
 
-static uint32_t chance_state = 12345;
+static uint32_t chance_state = emu_seed(12345);
 static bool progress;
 
 static uint32_t chance(uint32_t n)
@@ -191,8 +191,8 @@ static uint32_t swizzled(uint32_t address)
     return address ^ ((address >> 7 & 7) << 4);
 }
 
-void ptx_tma_load_4d(uint32_t shared, const void *map, uint32_t barrier, int32_t x, int32_t y, int32_t z, int32_t w,
-                     uint64_t)
+static void load_box(unsigned char *block, uint32_t shared, const void *map, uint32_t barrier, int32_t x, int32_t y,
+                     int32_t z, int32_t w)
 {
     const emu_tensor_map *m = (const emu_tensor_map *)map;
     if (shared % 1024) {
@@ -200,7 +200,7 @@ void ptx_tma_load_4d(uint32_t shared, const void *map, uint32_t barrier, int32_t
     }
     late_copy c = {};
     c.barrier = barrier;
-    c.block = emu_shared();
+    c.block = block;
     c.complete_bytes = (int)(m->box[0] * 2 * m->box[1]);
     for (uint32_t row = 0; row < m->box[1]; row++) {
         for (uint32_t chunk = 0; chunk < m->box[0] / 8; chunk++) {
@@ -215,6 +215,28 @@ void ptx_tma_load_4d(uint32_t shared, const void *map, uint32_t barrier, int32_t
         }
     }
     late.push_back(c);
+}
+
+void ptx_tma_load_4d(uint32_t shared, const void *map, uint32_t barrier, int32_t x, int32_t y, int32_t z, int32_t w,
+                     uint64_t)
+{
+    load_box(emu_shared(), shared, map, barrier, x, y, z, w);
+}
+
+/* A block may have its box long before its fellow. */
+void ptx_tma_load_4d_to_all(uint32_t shared, const void *map, uint32_t barrier, int32_t x, int32_t y, int32_t z,
+                            int32_t w, uint16_t blocks, uint64_t)
+{
+    for (unsigned i = 0; i < 16; i++) {
+        unsigned rank = chance(2) ? i : 15 - i;
+        if (blocks >> rank & 1) {
+            load_box(emu_shared_of(rank), shared, map, barrier, x, y, z, w);
+            blocks &= (uint16_t) ~(1u << rank);
+        } else if (blocks >> (15 - rank) & 1) {
+            load_box(emu_shared_of(15 - rank), shared, map, barrier, x, y, z, w);
+            blocks &= (uint16_t) ~(1u << (15 - rank));
+        }
+    }
 }
 
 void ptx_bulk_load(uint32_t shared, const void *global, uint32_t bytes, uint32_t barrier)
@@ -382,7 +404,7 @@ static void step_issue(void **lanes)
     p.accumulate = first->accumulate;
     p.f16 = first->f16;
     p.a_in_registers = first->a != NULL;
-    p.b_is_wide = first->columns != 64;
+    p.b_is_wide = first->columns > 64;
     p.group = groups[warp];
     products[warp].push_back(p);
 }

@@ -114,6 +114,13 @@ static void dense_corners(case_list *list)
         "format=v41-page,d_qk=512,s_kv=200,h_q=16,page=31,pad=1",
         "format=v41,d_qk=512,s_kv=1300,h_q=128,again=1",
         "format=v41,d_qk=512,s_kv=130,h_q=64,scales=2",
+        "s_kv=300,h_q=16,scale=0",
+        "s_kv=300,page=64,h_q=128,scale=0,d_qk=512,d_v=512,b=2",
+        "s_kv=300,page=128,h_q=64,s_q=2,causal=1,b=2,varlen=1,nan=1,again=2",
+        "s_kv=2500,page=64,h_q=128,again=1,dtype=f16,format=f16",
+        "s_kv=200,page=64,b=3,s_q=3,ragged=1,h_q=128,causal=1",
+        "s_kv=500,page=64,h_q=100,scale=-0.04,data=3",
+        "s_kv=150,page=64,h_q=100,sink=1,b=2",
     };
     for (int i = 0; i < COUNT(texts); i++) {
         cases_add_text(list, FMLA_OP_DENSE_DECODE, texts[i]);
