@@ -169,7 +169,6 @@ template <int BLOCKS>
 static __device__ __forceinline__ void pair_attend(float o[128], softmax_rows &rows, const pair_view &v,
                                                    pair_plan<BLOCKS> *m, uint32_t *tiles, bool there)
 {
-    const uint32_t mask[2] = {0xFFFFFFFFu, 0xFFFFFFFFu};
     float s[32], factor[2];
     uint32_t a[16] = {0};
     int t = 0; /* in the piece */
@@ -177,7 +176,6 @@ static __device__ __forceinline__ void pair_attend(float o[128], softmax_rows &r
     while (there) {
         uint32_t turn = *tiles, slot = ring_at<STAGES>(turn).at, before = ring_at<STAGES>(turn + STAGES - 1).at;
         ptx_mbarrier_wait(PAIR_AT(full) + slot * 8, ring_at<STAGES>(turn).use);
-        ptx_fence_async_proxy();
         pair_scores<BLOCKS>(s, v, slot, turn);
         pair_values<BLOCKS>(o, a, v, before, t > 1);
         ptx_wgmma_wait<1>();
@@ -195,9 +193,7 @@ static __device__ __forceinline__ void pair_attend(float o[128], softmax_rows &r
         uint32_t note = *(const volatile uint32_t *)&m->stage_notes[slot];
         int32_t count = note & NOTE_COUNT;
         there = (note & NOTE_MORE) != 0;
-        const int32_t limit[2] = {count, count};
-        scale_scores(s, rows.scale, mask, limit);
-        if (weigh(s, rows, factor)) {
+        if (weigh_sums(s, rows, count, factor)) {
 #pragma unroll
             for (int i = 0; i < 128; i++) {
                 o[i] *= factor[i / 2 % 2];

@@ -87,6 +87,69 @@ static __device__ __forceinline__ bool weigh(float s[32], softmax_rows &rows, fl
     return __any_sync(0xFFFFFFFFu, moves);
 }
 
+/*
+ * Sums of products to weights in place, where every row sees the tile's first `count` tokens: the scale goes into the
+ * exponent's product, and maxima are those of the sums. A last, partial tile and a negative scale are scaled ahead.
+ */
+static __device__ __forceinline__ bool weigh_sums(float s[32], softmax_rows &rows, int32_t count, float factor[2])
+{
+    float scale = rows.scale;
+    if (count < TOKENS || !(scale >= 0.0f)) {
+        int q = threadIdx.x % 4;
+#pragma unroll
+        for (int i = 0; i < 32; i++) {
+            s[i] = i / 4 * 8 + 2 * q + i % 2 < count ? s[i] * scale : -FMLAC_INFINITY;
+        }
+        scale = 1.0f;
+    }
+    float top[2] = {fmaxf(s[0], s[1]), fmaxf(s[2], s[3])}, other[2] = {fmaxf(s[4], s[5]), fmaxf(s[6], s[7])};
+#pragma unroll
+    for (int i = 8; i < 32; i += 8) { /* two short chains a row */
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            top[j / 2] = fmaxf(top[j / 2], s[i + j]);
+            other[j / 2] = fmaxf(other[j / 2], s[i + 4 + j]);
+        }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        top[h] = fmaxf(top[h], other[h]);
+        other[h] = __shfl_xor_sync(0xFFFFFFFFu, top[h], 1);
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        top[h] = fmaxf(top[h], other[h]);
+        other[h] = __shfl_xor_sync(0xFFFFFFFFu, top[h], 2);
+    }
+    bool moves = false;
+    float base[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        top[h] = fmaxf(top[h], other[h]) * scale;
+        rows.max[h] = fmaxf(rows.max[h], top[h]);
+        bool grew = top[h] > rows.reference[h] + LAZY;
+        factor[h] = grew ? shrink(rows.reference[h], top[h]) : 1.0f;
+        rows.reference[h] = grew ? top[h] : rows.reference[h];
+        base[h] = rows.reference[h] == -FMLAC_INFINITY ? 0.0f : rows.reference[h];
+        rows.sum[h] *= factor[h];
+        moves = moves || grew;
+    }
+#pragma unroll
+    for (int i = 0; i < 32; i++) {
+        s[i] = ptx_exp2(fmaf(s[i], scale, -base[i / 2 % 2]));
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float sum[2] = {0.0f, 0.0f};
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            sum[j % 2] += s[4 * j + 2 * h] + s[4 * j + 2 * h + 1];
+        }
+        rows.sum[h] += sum[0] + sum[1];
+    }
+    return __any_sync(0xFFFFFFFFu, moves);
+}
+
 /* The follower's references become the published ones. Returns whether what it summed must be multiplied. */
 static __device__ __forceinline__ bool follow_references(float reference[2], float first, float second, float factor[2])
 {
