@@ -59,7 +59,7 @@
 /* What a thread of a warpgroup keeps. Registers are full while tiles are multiplied: what is needed only before and
  * after is read anew there (ptx_thread, ptx_cluster_rank), and the compiler must not know that it is the same. */
 typedef struct pair_view {
-    uint32_t at; /* of the thread's scores in an exchange */
+    uint32_t at; /* of the thread's part in a message */
     int group;   /* warpgroup */
 } pair_view;
 
@@ -117,41 +117,88 @@ static __device__ __forceinline__ void pair_values(float o[128], const uint32_t 
     ptx_wgmma_commit();
 }
 
-/* ---- the exchange: a thread's scores lie in eight pieces of 16 bytes, 2048 bytes apart -----------------------------
+/* ---- the exchange: what a thread sends lies in pieces of 16 bytes, 2048 bytes apart ---------------------------------
  */
 
+/* The helper's part of the scores of tile `turn`. */
 template <int BLOCKS>
 static __device__ __forceinline__ void send_scores(const float s[32], const pair_view &v, uint32_t turn)
 {
     uint32_t peer = to_peer();
-    ptx_mbarrier_wait(PAIR_AT(exchange_empty) + v.group * 8, (turn & 1) ^ 1);
+    ptx_mbarrier_wait(PAIR_AT(scores_empty), (turn & 1) ^ 1);
 #pragma unroll
     for (int j = 0; j < 8; j++) {
-        ptx_store_remote_128(PAIR_AT(exchange) + peer + v.at + j * 2048, s + 4 * j,
-                             PAIR_AT(exchange_full) + peer + v.group * 8);
+        ptx_store_remote_128(PAIR_AT(scores) + peer + v.at + j * 2048, s + 4 * j, PAIR_AT(scores_full) + peer);
     }
 }
 
+/* A message has arrived in full: the barrier gets ready for the next one. Before this warp lets the peer send it. */
+static __device__ __forceinline__ void await_message(uint32_t full, uint32_t number, uint32_t bytes)
+{
+    ptx_mbarrier_wait(full, number & 1);
+    if (threadIdx.x % 128 == 0) {
+        ptx_mbarrier_arrive_expect(full, bytes);
+    }
+}
+
+/* The warp has read a message. */
+static __device__ __forceinline__ void release_message(uint32_t empty)
+{
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+        ptx_mbarrier_arrive_remote(empty + to_peer());
+    }
+}
+
+/* The owner adds the peer's part. */
 template <int BLOCKS> static __device__ __forceinline__ void add_scores(float s[32], const pair_view &v, uint32_t turn)
 {
-    uint32_t full = PAIR_AT(exchange_full) + v.group * 8;
-    ptx_mbarrier_wait(full, turn & 1);
-    if (threadIdx.x % 128 == 0) { /* before this warp lets the peer send again */
-        ptx_mbarrier_arrive_expect(full, EXCHANGE_BYTES);
-    }
+    await_message(PAIR_AT(scores_full), turn, SCORE_BYTES);
 #pragma unroll
     for (int j = 0; j < 8; j++) {
         uint32_t x[4];
-        ptx_load_shared_128(x, PAIR_AT(exchange) + v.at + j * 2048);
+        ptx_load_shared_128(x, PAIR_AT(scores) + v.at + j * 2048);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             s[4 * j + i] += __uint_as_float(x[i]);
         }
     }
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) {
-        ptx_mbarrier_arrive_remote(PAIR_AT(exchange_empty) + to_peer() + v.group * 8);
+    release_message(PAIR_AT(scores_empty));
+}
+
+/* Weights of a tile, and what the output so far must be multiplied by before. Factors: four lanes share two rows. */
+template <int BLOCKS>
+static __device__ __forceinline__ void send_weights(const uint32_t a[16], const float factor[2], const pair_view &v,
+                                                    uint32_t message)
+{
+    uint32_t peer = to_peer();
+    ptx_mbarrier_wait(PAIR_AT(weights_empty), (message & 1) ^ 1);
+    const float both[4] = {factor[0], factor[1], 0.0f, 0.0f};
+    if (threadIdx.x % 4 == 0) {
+        ptx_store_remote_128(PAIR_AT(weights) + peer + 8192 + v.at / 4, both, PAIR_AT(weights_full) + peer);
     }
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        const float x[4] = {__uint_as_float(a[4 * j]), __uint_as_float(a[4 * j + 1]), __uint_as_float(a[4 * j + 2]),
+                            __uint_as_float(a[4 * j + 3])};
+        ptx_store_remote_128(PAIR_AT(weights) + peer + v.at + j * 2048, x, PAIR_AT(weights_full) + peer);
+    }
+}
+
+template <int BLOCKS>
+static __device__ __forceinline__ void take_weights(uint32_t a[16], float factor[2], const pair_view &v,
+                                                    uint32_t message)
+{
+    uint32_t both[4];
+    await_message(PAIR_AT(weights_full), message, WEIGHT_BYTES);
+    ptx_load_shared_128(both, PAIR_AT(weights) + 8192 + (v.at / 4 & ~15u));
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        ptx_load_shared_128(a + 4 * j, PAIR_AT(weights) + v.at + j * 2048);
+    }
+    factor[0] = __uint_as_float(both[0]);
+    factor[1] = __uint_as_float(both[1]);
+    release_message(PAIR_AT(weights_empty));
 }
 
 /* ---- a warpgroup ------------------------------------------------------------------------------------------------- */
@@ -163,19 +210,44 @@ static __device__ __forceinline__ void arrive_warp(uint32_t barrier)
     }
 }
 
-/* One piece; `there`: it has tiles; *tiles: so far, in all pieces. Leaves sums, references and the output unnormalised.
- */
-template <int BLOCKS>
-static __device__ __forceinline__ void pair_attend(float o[128], softmax_rows &rows, const pair_view &v,
-                                                   pair_plan<BLOCKS> *m, uint32_t *tiles, bool there)
+static __device__ __forceinline__ void multiply_output(float o[128], const float factor[2])
 {
-    float s[32], factor[2];
-    uint32_t a[16] = {0};
+#pragma unroll
+    for (int i = 0; i < 128; i++) {
+        o[i] *= factor[i / 2 % 2];
+    }
+}
+
+/* Waits for tile `turn` to be there; returns its slot. */
+template <int BLOCKS> static __device__ __forceinline__ uint32_t await_tile(uint32_t turn)
+{
+    ring_place place = ring_at<STAGES>(turn);
+    ptx_mbarrier_wait(PAIR_AT(full) + place.at * 8, place.use);
+    return place.at;
+}
+
+template <int BLOCKS>
+static __device__ __forceinline__ uint32_t tile_note(const pair_plan<BLOCKS> *m, uint32_t slot)
+{
+    return *(const volatile uint32_t *)&m->stage_notes[slot];
+}
+
+/* Where a warpgroup is. */
+typedef struct pair_turns {
+    uint32_t tile, message; /* the next ones, counted over all pieces */
+} pair_turns;
+
+/* The owner's piece; `there`: it has tiles. Leaves sums, references and the output unnormalised. */
+template <int BLOCKS>
+static __device__ __forceinline__ void pair_own(float o[128], float s[32], uint32_t a[16], softmax_rows &rows,
+                                                const pair_view &v, const pair_plan<BLOCKS> *m, pair_turns *turns,
+                                                bool there)
+{
+    float factor[2];
     int t = 0; /* in the piece */
 #pragma unroll 1
     while (there) {
-        uint32_t turn = *tiles, slot = ring_at<STAGES>(turn).at, before = ring_at<STAGES>(turn + STAGES - 1).at;
-        ptx_mbarrier_wait(PAIR_AT(full) + slot * 8, ring_at<STAGES>(turn).use);
+        uint32_t turn = turns->tile, before = ring_at<STAGES>(turn + STAGES - 1).at, slot = await_tile<BLOCKS>(turn);
         pair_scores<BLOCKS>(s, v, slot, turn);
         pair_values<BLOCKS>(o, a, v, before, t > 1);
         ptx_wgmma_wait<1>();
@@ -183,35 +255,101 @@ static __device__ __forceinline__ void pair_attend(float o[128], softmax_rows &r
         if (BLOCKS == 9) {
             arrive_warp(PAIR_AT(rope_empty) + (turn & 1) * 8);
         }
-        send_scores<BLOCKS>(s, v, turn);
+        uint32_t note = tile_note(m, slot);
+        add_scores<BLOCKS>(s, v, turn);
+        there = (note & NOTE_MORE) != 0;
+        bool moves = weigh_sums(s, rows, note & NOTE_COUNT, factor);
         ptx_wgmma_wait<0>();
         ptx_wgmma_hold<128>(o);
         if (t > 0) {
             arrive_warp(PAIR_AT(empty) + before * 8);
         }
-        add_scores<BLOCKS>(s, v, turn);
-        uint32_t note = *(const volatile uint32_t *)&m->stage_notes[slot];
-        int32_t count = note & NOTE_COUNT;
-        there = (note & NOTE_MORE) != 0;
-        if (weigh_sums(s, rows, count, factor)) {
-#pragma unroll
-            for (int i = 0; i < 128; i++) {
-                o[i] *= factor[i / 2 % 2];
-            }
-        }
 #pragma unroll
         for (int i = 0; i < 16; i++) {
             a[i] = ptx_pack_bf16(s[2 * i], s[2 * i + 1]);
         }
-        *tiles = turn + 1;
+        send_weights<BLOCKS>(a, factor, v, turns->message);
+        if (moves) {
+            multiply_output(o, factor);
+        }
+        turns->message++;
+        turns->tile = turn + 1;
         t++;
     }
     if (t > 0) {
-        uint32_t slot = ring_at<STAGES>(*tiles + STAGES - 1).at;
+        uint32_t slot = ring_at<STAGES>(turns->tile + STAGES - 1).at;
         pair_values<BLOCKS>(o, a, v, slot, t > 1);
         ptx_wgmma_wait<0>();
         ptx_wgmma_hold<128>(o);
         arrive_warp(PAIR_AT(empty) + slot * 8);
+    }
+}
+
+/* The helper has taken the scores of tile `turn`. Returns whether another one follows. */
+template <int BLOCKS>
+static __device__ __forceinline__ bool help_scores(float s[32], const pair_view &v, const pair_plan<BLOCKS> *m,
+                                                   uint32_t slot, uint32_t turn)
+{
+    ptx_wgmma_wait<0>();
+    ptx_wgmma_hold<32>(s);
+    if (BLOCKS == 9) {
+        arrive_warp(PAIR_AT(rope_empty) + (turn & 1) * 8);
+    }
+    uint32_t note = tile_note(m, slot);
+    send_scores<BLOCKS>(s, v, turn);
+    return (note & NOTE_MORE) != 0;
+}
+
+/* The helper takes the next weights, and multiplies the output if it must. */
+template <int BLOCKS>
+static __device__ __forceinline__ void help_weights(float o[128], uint32_t a[16], const pair_view &v,
+                                                    pair_turns *turns)
+{
+    float factor[2];
+    take_weights<BLOCKS>(a, factor, v, turns->message++);
+    if (__any_sync(0xFFFFFFFFu, factor[0] != 1.0f || factor[1] != 1.0f)) {
+        multiply_output(o, factor);
+    }
+}
+
+/* The helper's piece: its scores are two tiles ahead of its values. */
+template <int BLOCKS>
+static __device__ __forceinline__ void pair_help(float o[128], float s[32], uint32_t a[16], const pair_view &v,
+                                                 const pair_plan<BLOCKS> *m, pair_turns *turns, bool there)
+{
+    uint32_t turn = turns->tile; /* of scores; turns->tile: of values */
+    int t = 0;                   /* of values, in the piece */
+#pragma unroll 1
+    while (there && turn < turns->tile + 2) {
+        uint32_t slot = await_tile<BLOCKS>(turn);
+        pair_scores<BLOCKS>(s, v, slot, turn);
+        there = help_scores(s, v, m, slot, turn);
+        turn++;
+    }
+#pragma unroll 1
+    while (there) {
+        uint32_t old = ring_at<STAGES>(turns->tile).at;
+        help_weights<BLOCKS>(o, a, v, turns);
+        pair_values<BLOCKS>(o, a, v, old, t > 0);
+        uint32_t slot = await_tile<BLOCKS>(turn);
+        pair_scores<BLOCKS>(s, v, slot, turn);
+        ptx_wgmma_wait<1>();
+        ptx_wgmma_hold<128>(o);
+        arrive_warp(PAIR_AT(empty) + old * 8);
+        there = help_scores(s, v, m, slot, turn);
+        turns->tile++;
+        turn++;
+        t++;
+    }
+#pragma unroll 1
+    for (; turns->tile != turn; turns->tile++) {
+        uint32_t slot = ring_at<STAGES>(turns->tile).at;
+        help_weights<BLOCKS>(o, a, v, turns);
+        pair_values<BLOCKS>(o, a, v, slot, t > 0);
+        ptx_wgmma_wait<0>();
+        ptx_wgmma_hold<128>(o);
+        arrive_warp(PAIR_AT(empty) + slot * 8);
+        t++;
     }
 }
 
@@ -248,9 +386,10 @@ static __device__ __forceinline__ void pair_query(const fmlac_mqa &p, const fmla
 
 /* Everything that a warpgroup does. */
 template <int BLOCKS>
-static __device__ __forceinline__ void pair_consume(const fmlac_mqa &p, pair_plan<BLOCKS> *m, const pair_view &v)
+static __device__ __forceinline__ void pair_consume(const fmlac_mqa &p, const pair_plan<BLOCKS> *m, const pair_view &v,
+                                                    bool owner)
 {
-    uint32_t tiles = 0;
+    pair_turns turns = {0, 0};
 #pragma unroll 1
     for (uint32_t i = 0;; i++) {
         ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[i & 1]), use_parity(i));
@@ -259,9 +398,8 @@ static __device__ __forceinline__ void pair_consume(const fmlac_mqa &p, pair_pla
             return;
         }
         pair_query<BLOCKS>(p, c.work, v.group);
-        float o[128], factor[2];
-        softmax_rows rows = {
-            p.scale * LOG2_E, {-FMLAC_INFINITY, -FMLAC_INFINITY}, {-FMLAC_INFINITY, -FMLAC_INFINITY}, {0, 0}};
+        float o[128], s[32], factor[2];
+        uint32_t a[16] = {0};
         bool there = c.begin < c.end;
         if (!there) {
 #pragma unroll
@@ -269,15 +407,23 @@ static __device__ __forceinline__ void pair_consume(const fmlac_mqa &p, pair_pla
                 o[j] = 0.0f;
             }
         }
-        pair_attend<BLOCKS>(o, rows, v, m, &tiles, there);
         int thread = (int)ptx_thread(), row = thread / 32 * 16 + thread % 32 / 4;
-        uint32_t rank = ptx_cluster_rank();
-        join_sums(rows);
-        for (int h = 0; h < 2; h++) {
-            factor[h] = finish_row(p, c, PAIR_ROWS, row + 8 * h, rows.reference[h], rows.max[h], rows.sum[h],
-                                   rank == 0 && thread % 4 == 0);
+        if (owner) {
+            softmax_rows rows = {
+                p.scale * LOG2_E, {-FMLAC_INFINITY, -FMLAC_INFINITY}, {-FMLAC_INFINITY, -FMLAC_INFINITY}, {0, 0}};
+            pair_own<BLOCKS>(o, s, a, rows, v, m, &turns, there);
+            join_sums(rows);
+            for (int h = 0; h < 2; h++) {
+                factor[h] = finish_row(p, c, PAIR_ROWS, row + 8 * h, rows.reference[h], rows.max[h], rows.sum[h],
+                                       thread % 4 == 0);
+            }
+            send_weights<BLOCKS>(a, factor, v, turns.message);
+        } else {
+            pair_help<BLOCKS>(o, s, a, v, m, &turns, there);
+            take_weights<BLOCKS>(a, factor, v, turns.message);
         }
-        store_output(p, c, PAIR_ROWS, row, o, factor, rank * PAIR_DIMS);
+        turns.message++;
+        store_output(p, c, PAIR_ROWS, row, o, factor, ptx_cluster_rank() * PAIR_DIMS);
         __syncwarp();
         arrive_warp(ptx_shared_address(&m->piece_free[i & 1]));
     }
@@ -300,14 +446,17 @@ static __device__ __forceinline__ void pair_barriers(const fmlac_mqa &p, pair_pl
     }
     for (int i = 0; i < 2; i++) {
         ptx_mbarrier_init(ptx_shared_address(&m->rope_empty[i]), MMA_WARPS);
-        ptx_mbarrier_init(ptx_shared_address(&m->exchange_full[i]), 1);
-        ptx_mbarrier_init(ptx_shared_address(&m->exchange_empty[i]), 4);
         ptx_mbarrier_init(ptx_shared_address(&m->places_full[i]), 1);
         ptx_mbarrier_init(ptx_shared_address(&m->places_empty[i]), GATHER_WARPS);
         ptx_mbarrier_init(ptx_shared_address(&m->piece_full[i]), 1);
         ptx_mbarrier_init(ptx_shared_address(&m->piece_free[i]), MMA_WARPS + GATHER_WARPS + EXPAND_WARPS + 1);
-        ptx_mbarrier_arrive_expect(ptx_shared_address(&m->exchange_full[i]), EXCHANGE_BYTES);
     }
+    ptx_mbarrier_init(ptx_shared_address(&m->scores_full), 1);
+    ptx_mbarrier_init(ptx_shared_address(&m->weights_full), 1);
+    ptx_mbarrier_init(ptx_shared_address(&m->scores_empty), 4);
+    ptx_mbarrier_init(ptx_shared_address(&m->weights_empty), 4);
+    ptx_mbarrier_arrive_expect(ptx_shared_address(&m->scores_full), SCORE_BYTES);
+    ptx_mbarrier_arrive_expect(ptx_shared_address(&m->weights_full), WEIGHT_BYTES);
     ptx_mbarrier_init_fence();
 }
 
@@ -326,8 +475,8 @@ template <int BLOCKS> static __device__ __forceinline__ void pair(const fmlac_mq
     int warp = __shfl_sync(0xFFFFFFFFu, (int)(threadIdx.x / 32), 0) - MMA_WARPS;
     if (group < 2) {
         ptx_registers_take<208>();
-        pair_view v = {group * EXCHANGE_BYTES + threadIdx.x % 128 * 16, group};
-        pair_consume<BLOCKS>(p, m, v);
+        pair_view v = {threadIdx.x % 128 * 16, group};
+        pair_consume<BLOCKS>(p, m, v, (uint32_t)group == rank);
     } else {
         ptx_registers_give<48>();
         if (warp < GATHER_WARPS) {

@@ -16,7 +16,8 @@
 #define EXPAND_WARPS   3
 #define GROUP_ROWS     16 /* raw rows that are fetched, and expanded, at a time */
 #define TILE_GROUPS    (TOKENS / GROUP_ROWS)
-#define EXCHANGE_BYTES (64 * TOKENS * 4) /* partial scores of a warpgroup */
+#define SCORE_BYTES    (64 * TOKENS * 4)            /* a tile's partial scores of 64 rows */
+#define WEIGHT_BYTES   (64 * TOKENS * 2 + 64 / 2 * 16) /* its weights, and 16 bytes for two rows' factors */
 
 /* Raw rows lie in twos: row, scales of both, row. The distance of the rows is 64 modulo 128, so that a warp's loads
  * meet no bank twice. */
@@ -46,7 +47,8 @@ template <int BLOCKS> struct pair_plan {
     unsigned char k[STAGES][HALF_BLOCKS][BLOCK_BYTES];
     /* RoPE dims on top, 32 of them, so two tiles share a block, left and right: Q of the warpgroups; two tiles. */
     unsigned char q_rope[BLOCKS == 9 ? BLOCK_BYTES : 16], k_rope[BLOCKS == 9 ? BLOCK_BYTES : 16];
-    unsigned char exchange[2][EXCHANGE_BYTES];
+    unsigned char scores[SCORE_BYTES];   /* by the peer's helper, of the rows that this block owns */
+    unsigned char weights[WEIGHT_BYTES]; /* by the peer's owner, of the rows that it owns */
     unsigned char raw[ring::GROUPS][GROUP_ROWS / 2 * RAW_TWO];
     token_place places[2][TOKENS];    /* of two tiles */
     uint32_t notes[2];                /* of the same tiles */
@@ -54,7 +56,7 @@ template <int BLOCKS> struct pair_plan {
     uint32_t stage_notes[STAGES];
     uint64_t full[STAGES], empty[STAGES];
     uint64_t rope_empty[2];
-    uint64_t exchange_full[2], exchange_empty[2];
+    uint64_t scores_full, scores_empty, weights_full, weights_empty;
     uint64_t places_full[2], places_empty[2];
     uint64_t raw_full[ring::GROUPS], raw_empty[ring::GROUPS];
     uint64_t piece_full[2], piece_free[2];
