@@ -435,21 +435,21 @@ template <int BLOCKS>
 static __device__ __forceinline__ void pair_barriers(const fmlac_mqa &p, pair_plan<BLOCKS> *m, uint32_t rank)
 {
     typedef raw_ring<BLOCKS> ring;
-    uint32_t copies = rope_chunks<BLOCKS>(p, rank) > 0 ? TILE_GROUPS * 32 : 0;
+    uint32_t copies = rope_chunks<BLOCKS>(p, rank) > 0 ? 32 : 0;
     for (int i = 0; i < STAGES; i++) {
-        ptx_mbarrier_init(ptx_shared_address(&m->full[i]), TILE_GROUPS + copies);
+        ptx_mbarrier_init(ptx_shared_address(&m->full[i]), TILE_UNITS + copies);
         ptx_mbarrier_init(ptx_shared_address(&m->empty[i]), MMA_WARPS);
     }
     for (int i = 0; i < ring::GROUPS; i++) {
         ptx_mbarrier_init(ptx_shared_address(&m->raw_full[i]), 33);
-        ptx_mbarrier_init(ptx_shared_address(&m->raw_empty[i]), 1);
+        ptx_mbarrier_init(ptx_shared_address(&m->raw_empty[i]), GROUP_UNITS);
     }
     for (int i = 0; i < 2; i++) {
         ptx_mbarrier_init(ptx_shared_address(&m->rope_empty[i]), MMA_WARPS);
         ptx_mbarrier_init(ptx_shared_address(&m->places_full[i]), 1);
-        ptx_mbarrier_init(ptx_shared_address(&m->places_empty[i]), GATHER_WARPS);
+        ptx_mbarrier_init(ptx_shared_address(&m->places_empty[i]), GATHER_WARPS + 1);
         ptx_mbarrier_init(ptx_shared_address(&m->piece_full[i]), 1);
-        ptx_mbarrier_init(ptx_shared_address(&m->piece_free[i]), MMA_WARPS + GATHER_WARPS + EXPAND_WARPS + 1);
+        ptx_mbarrier_init(ptx_shared_address(&m->piece_free[i]), MMA_WARPS + LOAD_WARPS);
     }
     ptx_mbarrier_init(ptx_shared_address(&m->scores_full), 1);
     ptx_mbarrier_init(ptx_shared_address(&m->weights_full), 1);
@@ -479,14 +479,15 @@ template <int BLOCKS> static __device__ __forceinline__ void pair(const fmlac_mq
         pair_consume<BLOCKS>(p, m, v, (uint32_t)group == rank);
     } else {
         ptx_registers_give<48>();
-        if (warp < GATHER_WARPS) {
-            gather<BLOCKS>(p, m, warp, rank);
-        } else if (warp < GATHER_WARPS + EXPAND_WARPS) {
-            expand<BLOCKS>(p, m, warp - GATHER_WARPS, rank);
-        } else if (warp == GATHER_WARPS + EXPAND_WARPS) {
-            find_tokens(p, m);
+        bool rope = rope_chunks<BLOCKS>(p, rank) > 0;
+        if (warp < GATHER_WARPS || (warp == GATHER_WARPS && !rope)) {
+            gather<BLOCKS>(p, m, warp, GATHER_WARPS + !rope, rank);
+        } else if (warp == GATHER_WARPS) {
+            gather_rope<BLOCKS>(p, m, rank);
+        } else if (warp < LOAD_WARPS) {
+            expand<BLOCKS>(p, m, warp - GATHER_WARPS - 1, rank);
         } else {
-            scout(p, m);
+            find_tokens(p, m);
         }
     }
     ptx_cluster_sync(); /* the peer may still write here */

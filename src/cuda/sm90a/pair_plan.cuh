@@ -12,10 +12,14 @@
 #define PAIR_DIMS      256             /* of a token, without RoPE dims that come on top: a block's half */
 #define HALF_BLOCKS    (PAIR_DIMS / 64)
 #define STAGES         3
-#define GATHER_WARPS   3
-#define EXPAND_WARPS   3
-#define GROUP_ROWS     16 /* raw rows that are fetched, and expanded, at a time */
+#define GATHER_WARPS   2 /* and a third one where it has no RoPE dims to copy */
+#define EXPAND_WARPS   4
+#define LOAD_WARPS     (GATHER_WARPS + 1 + EXPAND_WARPS)
+#define GROUP_ROWS     16 /* raw rows that are fetched at a time */
 #define TILE_GROUPS    (TOKENS / GROUP_ROWS)
+#define UNIT_ROWS      8 /* that are expanded at a time */
+#define TILE_UNITS     (TOKENS / UNIT_ROWS)
+#define GROUP_UNITS    (GROUP_ROWS / UNIT_ROWS)
 #define SCORE_BYTES    (64 * TOKENS * 4)            /* a tile's partial scores of 64 rows */
 #define WEIGHT_BYTES   (64 * TOKENS * 2 + 64 / 2 * 16) /* its weights, and 16 bytes for two rows' factors */
 
@@ -25,16 +29,18 @@
 #define RAW_SCALES 256
 #define RAW_TWO    576
 
-/* Groups in the ring. A place of the ring belongs to one gather warp and one expanding warp: so each of them meets all
- * phases of its barriers, one after another. */
+/* Groups in the ring. A place of the ring belongs to one gather warp, and each of its units to one expanding warp: so
+ * each of them meets all phases of its barriers, one after another. */
 template <int BLOCKS> struct raw_ring {
-    enum { GROUPS = BLOCKS == 9 ? 3 : 6 };
+    enum { GROUPS = BLOCKS == 9 ? 4 : 6 };
 };
 
-static_assert(raw_ring<8>::GROUPS % GATHER_WARPS == 0 && raw_ring<8>::GROUPS % EXPAND_WARPS == 0 &&
-                  raw_ring<9>::GROUPS % GATHER_WARPS == 0 && raw_ring<9>::GROUPS % EXPAND_WARPS == 0 &&
-                  TILE_GROUPS >= GATHER_WARPS && TILE_GROUPS >= EXPAND_WARPS,
-              "places belong to warps, and every warp has a group of every tile");
+static_assert(raw_ring<8>::GROUPS % GATHER_WARPS == 0 && raw_ring<8>::GROUPS % (GATHER_WARPS + 1) == 0 &&
+                  raw_ring<9>::GROUPS % GATHER_WARPS == 0 &&
+                  raw_ring<8>::GROUPS * GROUP_UNITS % EXPAND_WARPS == 0 &&
+                  raw_ring<9>::GROUPS * GROUP_UNITS % EXPAND_WARPS == 0 && TILE_GROUPS > GATHER_WARPS &&
+                  TILE_UNITS >= EXPAND_WARPS,
+              "places belong to warps, and every warp has a part of every tile");
 
 /* Of a tile: attended tokens; another tile of the piece follows; it is of the extra pool. */
 #define NOTE_COUNT 127u

@@ -41,41 +41,72 @@ template <int BLOCKS> static __device__ __forceinline__ uint32_t rope_chunks(con
     return BLOCKS == 9 ? 4 : p.main.pool.rope_dims > 0 && rank == 1 ? 8 : 0;
 }
 
-/* Copies the RoPE dims of a group, whose rows the lanes name, into tile number `tile`. */
-template <int BLOCKS>
-static __device__ __forceinline__ void gather_rope(const fmlac_mqa &p, pair_plan<BLOCKS> *m, const fmlac_pool &pool,
-                                                   const token_place &place, int group, uint32_t tile, uint32_t rank)
+/* RoPE dims of the rows of a tile, whose places are known, to `to`; columns from chunk `first` on. */
+template <int CHUNKS>
+static __device__ __forceinline__ void copy_rope(const fmlac_pool &pool, const token_place *places, uint32_t to,
+                                                 int first, int32_t at)
 {
-    constexpr int CHUNKS = BLOCKS == 9 ? 4 : 8;
-    int lane = threadIdx.x % 32;
-    if (rope_chunks<BLOCKS>(p, rank) == 0) {
+    int lane = threadIdx.x % 32, chunk = lane % CHUNKS, row0 = lane / CHUNKS;
+    if (pool.aligned) {
+#pragma unroll 8
+        for (int row = row0; row < TOKENS; row += 32 / CHUNKS) {
+            const uint8_t *from = places[row].row;
+            ptx_copy_async_16(to + chunk_offset(row, first + chunk), from ? from + at + chunk * 16 : pool.data,
+                              from ? 16 : 0);
+        }
         return;
     }
-    ring_place stage = ring_at<STAGES>(tile);
-    if (BLOCKS == 9) {
-        ptx_mbarrier_wait(ptx_shared_address(&m->rope_empty[tile & 1]), (tile >> 1 & 1) ^ 1);
-    } else {
-        ptx_mbarrier_wait(ptx_shared_address(&m->empty[stage.at]), stage.use ^ 1);
+#pragma unroll 1
+    for (int row = row0; row < TOKENS; row += 32 / CHUNKS) {
+        const uint8_t *from = places[row].row;
+        copy_bytes(to + chunk_offset(row, first + chunk), from ? from + at + chunk * 16 : pool.data, from ? 8 : 0);
     }
-    uint32_t to = ptx_shared_address(BLOCKS == 9 ? m->k_rope : m->k[stage.at][HALF_BLOCKS - 1]);
-#pragma unroll
-    for (int i = lane; i < GROUP_ROWS * CHUNKS; i += 32) {
-        int row = i / CHUNKS, chunk = i % CHUNKS;
-        const uint8_t *from = (const uint8_t *)__shfl_sync(0xFFFFFFFFu, (unsigned long long)place.row, row);
-        uint32_t at = pool.rope_offset + (BLOCKS == 9 ? rank * 64 : 0) + chunk * 16;
-        uint32_t offset = chunk_offset(group * GROUP_ROWS + row, BLOCKS == 9 ? (tile & 1) * 4 + chunk : chunk);
-        if (pool.aligned || !from) {
-            ptx_copy_async_16(to + offset, from ? from + at : pool.data, from ? 16 : 0);
-        } else {
-            copy_bytes(to + offset, from + at, 8);
+}
+
+/* The warp that copies RoPE dims into the tiles, where the block has some. */
+template <int BLOCKS>
+static __device__ __forceinline__ void gather_rope(const fmlac_mqa &p, pair_plan<BLOCKS> *m, uint32_t rank)
+{
+    int lane = threadIdx.x % 32;
+    uint32_t tile = 0; /* in all pieces */
+#pragma unroll 1
+    for (uint32_t i = 0;; i++) {
+        ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[i & 1]), use_parity(i));
+        const piece &c = m->pieces[i & 1];
+        if (!c.there) {
+            return;
         }
-    }
-    if (p.aligned) {
-        ptx_mbarrier_arrive_copies(ptx_shared_address(&m->full[stage.at]));
-    } else {
-        ptx_copy_async_commit();
-        ptx_copy_async_wait<0>();
-        ptx_mbarrier_arrive(ptx_shared_address(&m->full[stage.at]));
+        bool there = __shfl_sync(0xFFFFFFFFu, c.begin < c.end, 0);
+#pragma unroll 1
+        for (; there; tile++) {
+            ptx_mbarrier_wait(ptx_shared_address(&m->places_full[tile & 1]), use_parity(tile));
+            uint32_t note = __shfl_sync(0xFFFFFFFFu, m->notes[tile & 1], 0);
+            const fmlac_pool &pool = note & NOTE_EXTRA ? p.extra.pool : p.main.pool;
+            const token_place *places = m->places[tile & 1];
+            ring_place stage = ring_at<STAGES>(tile);
+            if (BLOCKS == 9) {
+                ptx_mbarrier_wait(ptx_shared_address(&m->rope_empty[tile & 1]), use_parity(tile) ^ 1);
+                copy_rope<4>(pool, places, ptx_shared_address(m->k_rope), (tile & 1) * 4, pool.rope_offset + rank * 64);
+            } else {
+                ptx_mbarrier_wait(ptx_shared_address(&m->empty[stage.at]), stage.use ^ 1);
+                copy_rope<8>(pool, places, ptx_shared_address(m->k[stage.at][HALF_BLOCKS - 1]), 0, pool.rope_offset);
+            }
+            if (pool.aligned) {
+                ptx_mbarrier_arrive_copies(ptx_shared_address(&m->full[stage.at]));
+            } else {
+                ptx_fence_async_proxy();
+                ptx_mbarrier_arrive(ptx_shared_address(&m->full[stage.at]));
+            }
+            __syncwarp();
+            if (lane == 0) {
+                ptx_mbarrier_arrive(ptx_shared_address(&m->places_empty[tile & 1]));
+            }
+            there = (note & NOTE_MORE) != 0;
+        }
+        __syncwarp();
+        if (lane == 0) {
+            ptx_mbarrier_arrive(ptx_shared_address(&m->piece_free[i & 1]));
+        }
     }
 }
 
@@ -137,24 +168,15 @@ static __device__ __forceinline__ void gather_group(const fmlac_pool &pool, pair
     }
 }
 
-/* The scout: finds the pieces. */
-template <int BLOCKS> static __device__ __forceinline__ void scout(const fmlac_mqa &p, pair_plan<BLOCKS> *m)
-{
-    walk_begin(p, &m->walk, blockIdx.x / 2, gridDim.x / 2, threadIdx.x % 32);
-    uint32_t i = 0;
-    do {
-        scout_piece(p, m, i);
-    } while (m->pieces[i++ & 1].there);
-}
-
-/* The finder: where the tokens of each tile lie. */
+/* The finder: finds the pieces, and where the tokens of each tile lie. */
 template <int BLOCKS> static __device__ __forceinline__ void find_tokens(const fmlac_mqa &p, pair_plan<BLOCKS> *m)
 {
     int lane = threadIdx.x % 32;
     uint32_t tile = 0; /* in all pieces */
+    walk_begin(p, &m->walk, blockIdx.x / 2, gridDim.x / 2, lane);
 #pragma unroll 1
     for (uint32_t i = 0;; i++) {
-        ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[i & 1]), use_parity(i));
+        scout_piece(p, m, i);
         const piece &c = m->pieces[i & 1];
         if (!c.there) {
             return;
@@ -184,16 +206,13 @@ template <int BLOCKS> static __device__ __forceinline__ void find_tokens(const f
             there = found.more;
             tile++;
         }
-        __syncwarp();
-        if (lane == 0) {
-            ptx_mbarrier_arrive(ptx_shared_address(&m->piece_free[i & 1]));
-        }
     }
 }
 
-/* A gather warp: every GATHER_WARPS-th group, counted over all pieces. */
+/* One of `warps` gather warps: every warps-th group, counted over all pieces. */
 template <int BLOCKS>
-static __device__ __forceinline__ void gather(const fmlac_mqa &p, pair_plan<BLOCKS> *m, int warp, uint32_t rank)
+static __device__ __forceinline__ void gather(const fmlac_mqa &p, pair_plan<BLOCKS> *m, int warp, int warps,
+                                              uint32_t rank)
 {
     int lane = threadIdx.x % 32, group = warp; /* of the tile; beyond the last: of later ones */
     uint32_t tile = 0;                         /* in all pieces */
@@ -211,13 +230,12 @@ static __device__ __forceinline__ void gather(const fmlac_mqa &p, pair_plan<BLOC
             uint32_t note = __shfl_sync(0xFFFFFFFFu, m->notes[tile & 1], 0);
             const fmlac_pool &pool = note & NOTE_EXTRA ? p.extra.pool : p.main.pool;
 #pragma unroll 1
-            for (; group < TILE_GROUPS; group += GATHER_WARPS) {
+            for (; group < TILE_GROUPS; group += warps) {
                 token_place place = {nullptr, 0};
                 if (lane < GROUP_ROWS) {
                     place = m->places[tile & 1][group * GROUP_ROWS + lane];
                 }
                 gather_group(pool, m, place, note, ring_at<raw_ring<BLOCKS>::GROUPS>(tile * TILE_GROUPS + group), rank);
-                gather_rope(p, m, pool, place, group, tile, rank);
             }
             group -= TILE_GROUPS;
             __syncwarp();
@@ -264,13 +282,23 @@ static __device__ __forceinline__ uint32_t load_codes(uint32_t kind, const expan
     return kind & KIND_F32 ? ptx_load_shared_u32(scale) : ptx_load_shared_u8(scale);
 }
 
+/* The warp has read a unit of raw rows. */
+static __device__ __forceinline__ void release_raw(uint32_t empty)
+{
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+        ptx_mbarrier_arrive(empty);
+    }
+}
+
 /*
- * Eight attended rows of one pool, four passes of two: nothing but loads, products and stores. Says no, having done
- * nothing, if a code or a scale of any lane needs the product in float.
+ * Eight attended rows of one pool, four passes of two: nothing but loads, products and stores; the raw rows are
+ * released once they are in registers. Says no, having done nothing, if a code or a scale of any lane needs the product
+ * in float.
  */
 template <int FP4, int F32>
 static __device__ __forceinline__ bool expand_easy(uint32_t kind, const expand_lane &l, uint32_t raw, uint32_t tile,
-                                                   uint32_t first)
+                                                   uint32_t first, uint32_t empty)
 {
     uint32_t codes[4][4], factor[4], nan = 0;
     bool hard = false;
@@ -305,6 +333,7 @@ static __device__ __forceinline__ bool expand_easy(uint32_t kind, const expand_l
     if (__any_sync(0xFFFFFFFFu, hard)) {
         return false;
     }
+    release_raw(empty);
     if (kind != 0) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -316,7 +345,8 @@ static __device__ __forceinline__ bool expand_easy(uint32_t kind, const expand_l
 
 /* Eight rows with anything in them; those from `count` on are not attended. */
 static __device__ __forceinline__ void expand_any(const fmlac_pool &pool, uint32_t kind, const expand_lane &l,
-                                                  uint32_t raw, uint32_t tile, uint32_t first, uint32_t count)
+                                                  uint32_t raw, uint32_t tile, uint32_t first, uint32_t count,
+                                                  uint32_t empty)
 {
 #pragma unroll 1
     for (int i = 0; i < 4; i++) {
@@ -330,38 +360,35 @@ static __device__ __forceinline__ void expand_any(const fmlac_pool &pool, uint32
             ptx_store_shared_128(to ^ 16, codes);
         }
     }
+    release_raw(empty);
 }
 
-/* A group of a tile at `tile`; `common`: of the pool's kind what is the same in all lanes; `kind`: the lane's. */
-static __device__ __forceinline__ void expand_group(const fmlac_pool &pool, const expand_lane &l, uint32_t common,
-                                                    uint32_t kind, uint32_t raw, uint32_t tile, uint32_t first,
-                                                    uint32_t count)
+/* A unit of a tile at `tile`; `common`: of the pool's kind what is the same in all lanes; `kind`: the lane's. */
+static __device__ __forceinline__ void expand_unit(const fmlac_pool &pool, const expand_lane &l, uint32_t common,
+                                                   uint32_t kind, uint32_t raw, uint32_t tile, uint32_t first,
+                                                   uint32_t count, uint32_t empty)
 {
-#pragma unroll 1
-    for (int row = 0; row < GROUP_ROWS; row += 8) {
-        uint32_t from = raw + row / 2 * RAW_TWO;
-        bool done = false;
-        if (first + row + 8 <= count) {
-            if (common == (KIND_E8M0 | KIND_USED)) {
-                done = expand_easy<0, 0>(kind, l, from, tile, first + row);
-            } else if (common == (KIND_F32 | KIND_USED)) {
-                done = expand_easy<0, 1>(kind, l, from, tile, first + row);
-            } else if (common == (KIND_FP4 | KIND_E4M3 | KIND_USED)) {
-                done = expand_easy<1, 0>(kind, l, from, tile, first + row);
-            }
+    bool done = false;
+    if (first + UNIT_ROWS <= count) {
+        if (common == (KIND_E8M0 | KIND_USED)) {
+            done = expand_easy<0, 0>(kind, l, raw, tile, first, empty);
+        } else if (common == (KIND_F32 | KIND_USED)) {
+            done = expand_easy<0, 1>(kind, l, raw, tile, first, empty);
+        } else if (common == (KIND_FP4 | KIND_E4M3 | KIND_USED)) {
+            done = expand_easy<1, 0>(kind, l, raw, tile, first, empty);
         }
-        if (!done) {
-            expand_any(pool, kind, l, from, tile, first + row, count);
-        }
+    }
+    if (!done) {
+        expand_any(pool, kind, l, raw, tile, first, count, empty);
     }
 }
 
-/* An expanding warp: every EXPAND_WARPS-th group, counted over all pieces. */
+/* An expanding warp: every EXPAND_WARPS-th unit, counted over all pieces. */
 template <int BLOCKS>
 static __device__ __forceinline__ void expand(const fmlac_mqa &p, pair_plan<BLOCKS> *m, int warp, uint32_t rank)
 {
-    int lane = threadIdx.x % 32, group = warp; /* of the tile; beyond the last: of later ones */
-    uint32_t number = 0;                       /* of the tile, in all pieces */
+    int lane = threadIdx.x % 32, unit = warp; /* of the tile; beyond the last: of later ones */
+    uint32_t number = 0;                      /* of the tile, in all pieces */
     expand_lane l;
     l.dim = ((lane & 3) | lane >> 3 << 2) * 16;
     l.token = lane >> 2 & 1;
@@ -382,15 +409,17 @@ static __device__ __forceinline__ void expand(const fmlac_mqa &p, pair_plan<BLOC
             ring_place stage = ring_at<STAGES>(number);
             ptx_mbarrier_wait(ptx_shared_address(&m->empty[stage.at]), stage.use ^ 1);
 #pragma unroll 1
-            for (; group < TILE_GROUPS; group += EXPAND_WARPS) {
-                ring_place raw = ring_at<raw_ring<BLOCKS>::GROUPS>(number * TILE_GROUPS + group);
+            for (; unit < TILE_UNITS; unit += EXPAND_WARPS) {
+                ring_place raw = ring_at<raw_ring<BLOCKS>::GROUPS>(number * TILE_GROUPS + unit / GROUP_UNITS);
                 ptx_mbarrier_wait(ptx_shared_address(&m->raw_full[raw.at]), raw.use);
                 uint32_t note = __shfl_sync(0xFFFFFFFFu, m->raw_notes[raw.at], 0);
                 bool extra = (note & NOTE_EXTRA) != 0;
-                expand_group(extra ? p.extra.pool : p.main.pool, l, extra ? extra_kind : kind,
-                             extra ? l.extra_kind : l.kind, ptx_shared_address(m->raw[raw.at]),
-                             ptx_shared_address(m->k[stage.at]), group * GROUP_ROWS, note & NOTE_COUNT);
-                if (group == 0 && lane == 0) {
+                expand_unit(extra ? p.extra.pool : p.main.pool, l, extra ? extra_kind : kind,
+                            extra ? l.extra_kind : l.kind,
+                            ptx_shared_address(m->raw[raw.at]) + unit % GROUP_UNITS * (UNIT_ROWS / 2 * RAW_TWO),
+                            ptx_shared_address(m->k[stage.at]), unit * UNIT_ROWS, note & NOTE_COUNT,
+                            ptx_shared_address(&m->raw_empty[raw.at]));
+                if (unit == 0 && lane == 0) {
                     m->stage_notes[stage.at] = note;
                 }
                 there = (note & NOTE_MORE) != 0;
@@ -398,10 +427,9 @@ static __device__ __forceinline__ void expand(const fmlac_mqa &p, pair_plan<BLOC
                 __syncwarp();
                 if (lane == 0) {
                     ptx_mbarrier_arrive(ptx_shared_address(&m->full[stage.at]));
-                    ptx_mbarrier_arrive(ptx_shared_address(&m->raw_empty[raw.at]));
                 }
             }
-            group -= TILE_GROUPS;
+            unit -= TILE_UNITS;
             number++;
         }
         __syncwarp();
