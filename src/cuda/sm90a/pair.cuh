@@ -63,6 +63,12 @@ typedef struct pair_view {
     int group;   /* warpgroup */
 } pair_view;
 
+/* The helper frees a tile before it begins the next product, not while that runs: expanding the next tile takes its
+ * time, and there are only three. */
+#ifndef PAIR_FREES_FIRST
+#define PAIR_FREES_FIRST 1
+#endif
+
 #define BARRIER_PAIR 3 /* + warpgroup: its 128 threads; a named barrier */
 
 #define PAIR_AT(member) (ptx_shared_address(ptx_shared()) + (uint32_t)offsetof(pair_plan<BLOCKS>, member))
@@ -243,7 +249,7 @@ static __device__ __forceinline__ void pair_own(float o[128], float s[32], uint3
                                                 const pair_view &v, const pair_plan<BLOCKS> *m, pair_turns *turns,
                                                 bool there)
 {
-    float factor[2];
+    row_bases bases;
     int t = 0; /* in the piece */
 #pragma unroll 1
     while (there) {
@@ -258,19 +264,16 @@ static __device__ __forceinline__ void pair_own(float o[128], float s[32], uint3
         uint32_t note = tile_note(m, slot);
         add_scores<BLOCKS>(s, v, turn);
         there = (note & NOTE_MORE) != 0;
-        bool moves = weigh_sums(s, rows, note & NOTE_COUNT, factor);
+        find_bases(s, rows, note & NOTE_COUNT, &bases);
         ptx_wgmma_wait<0>();
         ptx_wgmma_hold<128>(o);
         if (t > 0) {
             arrive_warp(PAIR_AT(empty) + before * 8);
         }
-#pragma unroll
-        for (int i = 0; i < 16; i++) {
-            a[i] = ptx_pack_bf16(s[2 * i], s[2 * i + 1]);
-        }
-        send_weights<BLOCKS>(a, factor, v, turns->message);
-        if (moves) {
-            multiply_output(o, factor);
+        weigh_from(s, rows, &bases, a);
+        send_weights<BLOCKS>(a, bases.factor, v, turns->message);
+        if (bases.moves) {
+            multiply_output(o, bases.factor);
         }
         turns->message++;
         turns->tile = turn + 1;
@@ -331,11 +334,18 @@ static __device__ __forceinline__ void pair_help(float o[128], float s[32], uint
         uint32_t old = ring_at<STAGES>(turns->tile).at;
         help_weights<BLOCKS>(o, a, v, turns);
         pair_values<BLOCKS>(o, a, v, old, t > 0);
+        if (PAIR_FREES_FIRST) {
+            ptx_wgmma_wait<0>();
+            ptx_wgmma_hold<128>(o);
+            arrive_warp(PAIR_AT(empty) + old * 8);
+        }
         uint32_t slot = await_tile<BLOCKS>(turn);
         pair_scores<BLOCKS>(s, v, slot, turn);
-        ptx_wgmma_wait<1>();
-        ptx_wgmma_hold<128>(o);
-        arrive_warp(PAIR_AT(empty) + old * 8);
+        if (!PAIR_FREES_FIRST) {
+            ptx_wgmma_wait<1>();
+            ptx_wgmma_hold<128>(o);
+            arrive_warp(PAIR_AT(empty) + old * 8);
+        }
         there = help_scores(s, v, m, slot, turn);
         turns->tile++;
         turn++;

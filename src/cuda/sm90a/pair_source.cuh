@@ -334,10 +334,11 @@ static __device__ __forceinline__ bool expand_easy(uint32_t kind, const expand_l
         return false;
     }
     release_raw(empty);
-    if (kind != 0) {
+    if (kind != 0) { /* two rows further on: 256 bytes, and one bit of the place in the row is another */
+        uint32_t to = tile + chunk_offset(first + l.token, l.dim / 8);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            expand_16_easy(FP4, codes[i], factor[i], tile + chunk_offset(first + 2 * i + l.token, l.dim / 8));
+            expand_16_easy(FP4, codes[i], factor[i], (to ^ (i * 32)) + i * 256);
         }
     }
     return true;

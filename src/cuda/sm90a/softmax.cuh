@@ -88,19 +88,26 @@ static __device__ __forceinline__ bool weigh(float s[32], softmax_rows &rows, fl
 }
 
 /*
- * Sums of products to weights in place, where every row sees the tile's first `count` tokens: the scale goes into the
- * exponent's product, and maxima are those of the sums. A last, partial tile and a negative scale are scaled ahead.
+ * Where every row sees the tile's first `count` tokens: the sums of products as they come, their scale in the exponent's
+ * product. A last, partial tile and a negative scale are scaled ahead.
  */
-static __device__ __forceinline__ bool weigh_sums(float s[32], softmax_rows &rows, int32_t count, float factor[2])
+typedef struct row_bases {
+    float scale;   /* a weight is 2^(score * scale - base) */
+    float base[2]; /* references, or 0 */
+    float factor[2]; /* what was summed so far must be multiplied by */
+    bool moves;      /* any row of the warp has a factor other than 1 */
+} row_bases;
+
+static __device__ __forceinline__ void find_bases(float s[32], softmax_rows &rows, int32_t count, row_bases *to)
 {
-    float scale = rows.scale;
-    if (count < TOKENS || !(scale >= 0.0f)) {
+    to->scale = rows.scale;
+    if (count < TOKENS || !(rows.scale >= 0.0f)) {
         int q = threadIdx.x % 4;
 #pragma unroll
         for (int i = 0; i < 32; i++) {
-            s[i] = i / 4 * 8 + 2 * q + i % 2 < count ? s[i] * scale : -FMLAC_INFINITY;
+            s[i] = i / 4 * 8 + 2 * q + i % 2 < count ? s[i] * rows.scale : -FMLAC_INFINITY;
         }
-        scale = 1.0f;
+        to->scale = 1.0f;
     }
     float top[2] = {fmaxf(s[0], s[1]), fmaxf(s[2], s[3])}, other[2] = {fmaxf(s[4], s[5]), fmaxf(s[6], s[7])};
 #pragma unroll
@@ -112,42 +119,42 @@ static __device__ __forceinline__ bool weigh_sums(float s[32], softmax_rows &row
         }
     }
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        top[h] = fmaxf(top[h], other[h]);
-        other[h] = __shfl_xor_sync(0xFFFFFFFFu, top[h], 1);
-    }
+    for (int step = 1; step < 4; step *= 2) {
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        top[h] = fmaxf(top[h], other[h]);
-        other[h] = __shfl_xor_sync(0xFFFFFFFFu, top[h], 2);
+        for (int h = 0; h < 2; h++) {
+            top[h] = fmaxf(top[h], other[h]);
+            other[h] = __shfl_xor_sync(0xFFFFFFFFu, top[h], step);
+        }
     }
     bool moves = false;
-    float base[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        top[h] = fmaxf(top[h], other[h]) * scale;
+        top[h] = fmaxf(top[h], other[h]) * to->scale;
         rows.max[h] = fmaxf(rows.max[h], top[h]);
         bool grew = top[h] > rows.reference[h] + LAZY;
-        factor[h] = grew ? shrink(rows.reference[h], top[h]) : 1.0f;
+        to->factor[h] = grew ? shrink(rows.reference[h], top[h]) : 1.0f;
         rows.reference[h] = grew ? top[h] : rows.reference[h];
-        base[h] = rows.reference[h] == -FMLAC_INFINITY ? 0.0f : rows.reference[h];
-        rows.sum[h] *= factor[h];
+        to->base[h] = rows.reference[h] == -FMLAC_INFINITY ? 0.0f : rows.reference[h];
+        rows.sum[h] *= to->factor[h];
         moves = moves || grew;
     }
+    to->moves = __any_sync(0xFFFFFFFFu, moves);
+}
+
+/* Scores to weights as A fragments. */
+static __device__ __forceinline__ void weigh_from(const float s[32], softmax_rows &rows, const row_bases *from,
+                                                  uint32_t a[16])
+{
+    float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
-    for (int i = 0; i < 32; i++) {
-        s[i] = ptx_exp2(fmaf(s[i], scale, -base[i / 2 % 2]));
+    for (int i = 0; i < 16; i++) {
+        float x = ptx_exp2(fmaf(s[2 * i], from->scale, -from->base[i % 2]));
+        float y = ptx_exp2(fmaf(s[2 * i + 1], from->scale, -from->base[i % 2]));
+        sum[i % 4] += x + y;
+        a[i] = ptx_pack_bf16(x, y);
     }
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        float sum[2] = {0.0f, 0.0f};
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            sum[j % 2] += s[4 * j + 2 * h] + s[4 * j + 2 * h + 1];
-        }
-        rows.sum[h] += sum[0] + sum[1];
-    }
-    return __any_sync(0xFFFFFFFFu, moves);
+    rows.sum[0] += sum[0] + sum[2];
+    rows.sum[1] += sum[1] + sum[3];
 }
 
 /* The follower's references become the published ones. Returns whether what it summed must be multiplied. */
