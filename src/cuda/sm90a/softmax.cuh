@@ -92,8 +92,8 @@ static __device__ __forceinline__ bool weigh(float s[32], softmax_rows &rows, fl
  * product. A last, partial tile and a negative scale are scaled ahead.
  */
 typedef struct row_bases {
-    float scale;   /* a weight is 2^(score * scale - base) */
-    float base[2]; /* references, or 0 */
+    float scale;     /* a weight is 2^(score * scale - base) */
+    float base[2];   /* references, or 0 */
     float factor[2]; /* what was summed so far must be multiplied by */
     bool moves;      /* any row of the warp has a factor other than 1 */
 } row_bases;
@@ -126,19 +126,27 @@ static __device__ __forceinline__ void find_bases(float s[32], softmax_rows &row
             other[h] = __shfl_xor_sync(0xFFFFFFFFu, top[h], step);
         }
     }
-    bool moves = false;
+    bool grew[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         top[h] = fmaxf(top[h], other[h]) * to->scale;
         rows.max[h] = fmaxf(rows.max[h], top[h]);
-        bool grew = top[h] > rows.reference[h] + LAZY;
-        to->factor[h] = grew ? shrink(rows.reference[h], top[h]) : 1.0f;
-        rows.reference[h] = grew ? top[h] : rows.reference[h];
-        to->base[h] = rows.reference[h] == -FMLAC_INFINITY ? 0.0f : rows.reference[h];
-        rows.sum[h] *= to->factor[h];
-        moves = moves || grew;
+        grew[h] = top[h] > rows.reference[h] + LAZY;
+        to->factor[h] = 1.0f;
     }
-    to->moves = __any_sync(0xFFFFFFFFu, moves);
+    to->moves = __any_sync(0xFFFFFFFFu, grew[0] || grew[1]);
+    if (to->moves) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            to->factor[h] = grew[h] ? shrink(rows.reference[h], top[h]) : 1.0f;
+            rows.reference[h] = grew[h] ? top[h] : rows.reference[h];
+            rows.sum[h] *= to->factor[h];
+        }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        to->base[h] = rows.reference[h] == -FMLAC_INFINITY ? 0.0f : rows.reference[h];
+    }
 }
 
 /* Scores to weights as A fragments. */
