@@ -240,14 +240,55 @@ static __device__ __forceinline__ uint32_t tile_note(const pair_plan<BLOCKS> *m,
 
 /* Where a warpgroup is. */
 typedef struct pair_turns {
+    uint32_t piece;
     uint32_t tile, message; /* the next ones, counted over all pieces */
 } pair_turns;
 
+/* The warpgroup's 64 rows of Q for piece number i, the block's dims, set out once its scores of the piece before are
+ * done in all warps. Rows beyond the last are zeros. */
+template <int BLOCKS>
+static __device__ __forceinline__ void fetch_query(const fmlac_mqa &p, const pair_plan<BLOCKS> *m, uint32_t i,
+                                                   int group)
+{
+    ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[i & 1]), use_parity(i));
+    const piece &c = m->pieces[i & 1];
+    int thread = (int)ptx_thread() % 128, chunk = thread % 8;
+    uint32_t rank = ptx_cluster_rank();
+    uint32_t to = PAIR_AT(q) + group * HALF_BLOCKS * BLOCK_BYTES, to_rope = PAIR_AT(q_rope);
+    ptx_barrier_sync(BARRIER_PAIR + group, 128);
+    int at = c.there ? thread / 8 : 64;
+#pragma unroll 1
+    for (; at < 64; at += 16) {
+        int row = group * 64 + at;
+        bool there = row < c.work.rows;
+        int64_t token;
+        int32_t head;
+        row_token_head(c.work, there ? row : 0, &token, &head);
+        const uint8_t *from = (const uint8_t *)p.q.data + 2 * row_offset(&p.q, &p, token, head) + chunk * 16;
+#pragma unroll
+        for (int block = 0; block < HALF_BLOCKS; block++) {
+            ptx_copy_async_16(to + chunk_offset(at, block * 8 + chunk), from + rank * PAIR_DIMS * 2 + block * 128,
+                              there ? 16 : 0);
+        }
+        if (BLOCKS == 9 && chunk < 4) {
+            ptx_copy_async_16(to_rope + chunk_offset(at, group * 4 + chunk), from + 1024 + rank * 64, there ? 16 : 0);
+        }
+    }
+    ptx_copy_async_commit();
+}
+
+static __device__ __forceinline__ void await_query(int group)
+{
+    ptx_copy_async_wait<0>();
+    ptx_fence_async_proxy();
+    ptx_barrier_sync(BARRIER_PAIR + group, 128);
+}
+
 /* The owner's piece; `there`: it has tiles. Leaves sums, references and the output unnormalised. */
 template <int BLOCKS>
-static __device__ __forceinline__ void pair_own(float o[128], float s[32], uint32_t a[16], softmax_rows &rows,
-                                                const pair_view &v, const pair_plan<BLOCKS> *m, pair_turns *turns,
-                                                bool there)
+static __device__ __forceinline__ void pair_own(const fmlac_mqa &p, float o[128], float s[32], uint32_t a[16],
+                                                softmax_rows &rows, const pair_view &v, const pair_plan<BLOCKS> *m,
+                                                pair_turns *turns, bool there)
 {
     row_bases bases;
     int t = 0; /* in the piece */
@@ -279,6 +320,7 @@ static __device__ __forceinline__ void pair_own(float o[128], float s[32], uint3
         turns->tile = turn + 1;
         t++;
     }
+    fetch_query<BLOCKS>(p, m, turns->piece + 1, v.group);
     if (t > 0) {
         uint32_t slot = ring_at<STAGES>(turns->tile + STAGES - 1).at;
         pair_values<BLOCKS>(o, a, v, slot, t > 1);
@@ -317,8 +359,9 @@ static __device__ __forceinline__ void help_weights(float o[128], uint32_t a[16]
 
 /* The helper's piece: its scores are two tiles ahead of its values. */
 template <int BLOCKS>
-static __device__ __forceinline__ void pair_help(float o[128], float s[32], uint32_t a[16], const pair_view &v,
-                                                 const pair_plan<BLOCKS> *m, pair_turns *turns, bool there)
+static __device__ __forceinline__ void pair_help(const fmlac_mqa &p, float o[128], float s[32], uint32_t a[16],
+                                                 const pair_view &v, const pair_plan<BLOCKS> *m, pair_turns *turns,
+                                                 bool there)
 {
     uint32_t turn = turns->tile; /* of scores; turns->tile: of values */
     int t = 0;                   /* of values, in the piece */
@@ -351,6 +394,7 @@ static __device__ __forceinline__ void pair_help(float o[128], float s[32], uint
         turn++;
         t++;
     }
+    fetch_query<BLOCKS>(p, m, turns->piece + 1, v.group);
 #pragma unroll 1
     for (; turns->tile != turn; turns->tile++) {
         uint32_t slot = ring_at<STAGES>(turns->tile).at;
@@ -363,51 +407,20 @@ static __device__ __forceinline__ void pair_help(float o[128], float s[32], uint
     }
 }
 
-/* The warpgroup's 64 rows of Q, the block's dims. Rows beyond the last are zeros. */
-template <int BLOCKS>
-static __device__ __forceinline__ void pair_query(const fmlac_mqa &p, const fmlac_work &w, int group)
-{
-    int thread = (int)ptx_thread() % 128, chunk = thread % 8;
-    uint32_t rank = ptx_cluster_rank();
-    uint32_t to = PAIR_AT(q) + group * HALF_BLOCKS * BLOCK_BYTES, to_rope = PAIR_AT(q_rope);
-    ptx_barrier_sync(BARRIER_PAIR + group, 128); /* the last piece's scores are done in all warps */
-#pragma unroll 1
-    for (int at = thread / 8; at < 64; at += 16) {
-        int row = group * 64 + at;
-        bool there = row < w.rows;
-        int64_t token;
-        int32_t head;
-        row_token_head(w, there ? row : 0, &token, &head);
-        const uint8_t *from = (const uint8_t *)p.q.data + 2 * row_offset(&p.q, &p, token, head) + chunk * 16;
-#pragma unroll
-        for (int block = 0; block < HALF_BLOCKS; block++) {
-            ptx_copy_async_16(to + chunk_offset(at, block * 8 + chunk), from + rank * PAIR_DIMS * 2 + block * 128,
-                              there ? 16 : 0);
-        }
-        if (BLOCKS == 9 && chunk < 4) {
-            ptx_copy_async_16(to_rope + chunk_offset(at, group * 4 + chunk), from + 1024 + rank * 64, there ? 16 : 0);
-        }
-    }
-    ptx_copy_async_commit();
-    ptx_copy_async_wait<0>();
-    ptx_fence_async_proxy();
-    ptx_barrier_sync(BARRIER_PAIR + group, 128);
-}
-
 /* Everything that a warpgroup does. */
 template <int BLOCKS>
 static __device__ __forceinline__ void pair_consume(const fmlac_mqa &p, const pair_plan<BLOCKS> *m, const pair_view &v,
                                                     bool owner)
 {
-    pair_turns turns = {0, 0};
+    pair_turns turns = {0, 0, 0};
+    fetch_query<BLOCKS>(p, m, 0, v.group);
 #pragma unroll 1
-    for (uint32_t i = 0;; i++) {
-        ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[i & 1]), use_parity(i));
-        const piece &c = m->pieces[i & 1];
+    for (;; turns.piece++) {
+        const piece &c = m->pieces[turns.piece & 1];
         if (!c.there) {
             return;
         }
-        pair_query<BLOCKS>(p, c.work, v.group);
+        await_query(v.group);
         float o[128], s[32], factor[2];
         uint32_t a[16] = {0};
         bool there = c.begin < c.end;
@@ -421,7 +434,7 @@ static __device__ __forceinline__ void pair_consume(const fmlac_mqa &p, const pa
         if (owner) {
             softmax_rows rows = {
                 p.scale * LOG2_E, {-FMLAC_INFINITY, -FMLAC_INFINITY}, {-FMLAC_INFINITY, -FMLAC_INFINITY}, {0, 0}};
-            pair_own<BLOCKS>(o, s, a, rows, v, m, &turns, there);
+            pair_own<BLOCKS>(p, o, s, a, rows, v, m, &turns, there);
             join_sums(rows);
             for (int h = 0; h < 2; h++) {
                 factor[h] = finish_row(p, c, PAIR_ROWS, row + 8 * h, rows.reference[h], rows.max[h], rows.sum[h],
@@ -429,13 +442,13 @@ static __device__ __forceinline__ void pair_consume(const fmlac_mqa &p, const pa
             }
             send_weights<BLOCKS>(a, factor, v, turns.message);
         } else {
-            pair_help<BLOCKS>(o, s, a, v, m, &turns, there);
+            pair_help<BLOCKS>(p, o, s, a, v, m, &turns, there);
             take_weights<BLOCKS>(a, factor, v, turns.message);
         }
         turns.message++;
         store_output(p, c, PAIR_ROWS, row, o, factor, ptx_cluster_rank() * PAIR_DIMS);
         __syncwarp();
-        arrive_warp(ptx_shared_address(&m->piece_free[i & 1]));
+        arrive_warp(ptx_shared_address(&m->piece_free[turns.piece & 1]));
     }
 }
 
