@@ -284,11 +284,12 @@ static __device__ __forceinline__ void await_query(int group)
     ptx_barrier_sync(BARRIER_PAIR + group, 128);
 }
 
-/* The owner's piece; `there`: it has tiles. Leaves sums, references and the output unnormalised. */
+/* The owner's piece, but for the values of the last tile; `there`: it has tiles. Leaves sums, references and the output
+ * unnormalised; returns the number of tiles. */
 template <int BLOCKS>
-static __device__ __forceinline__ void pair_own(const fmlac_mqa &p, float o[128], float s[32], uint32_t a[16],
-                                                softmax_rows &rows, const pair_view &v, const pair_plan<BLOCKS> *m,
-                                                pair_turns *turns, bool there)
+static __device__ __forceinline__ int pair_own(float o[128], float s[32], uint32_t a[16], softmax_rows &rows,
+                                               const pair_view &v, const pair_plan<BLOCKS> *m, pair_turns *turns,
+                                               bool there)
 {
     row_bases bases;
     int t = 0; /* in the piece */
@@ -320,14 +321,19 @@ static __device__ __forceinline__ void pair_own(const fmlac_mqa &p, float o[128]
         turns->tile = turn + 1;
         t++;
     }
-    fetch_query<BLOCKS>(p, m, turns->piece + 1, v.group);
-    if (t > 0) {
-        uint32_t slot = ring_at<STAGES>(turns->tile + STAGES - 1).at;
-        pair_values<BLOCKS>(o, a, v, slot, t > 1);
-        ptx_wgmma_wait<0>();
-        ptx_wgmma_hold<128>(o);
-        arrive_warp(PAIR_AT(empty) + slot * 8);
-    }
+    return t;
+}
+
+/* The owner's last values. */
+template <int BLOCKS>
+static __device__ __forceinline__ void pair_own_last(float o[128], const uint32_t a[16], const pair_view &v,
+                                                     uint32_t last, int accumulate)
+{
+    uint32_t slot = ring_at<STAGES>(last).at;
+    pair_values<BLOCKS>(o, a, v, slot, accumulate);
+    ptx_wgmma_wait<0>();
+    ptx_wgmma_hold<128>(o);
+    arrive_warp(PAIR_AT(empty) + slot * 8);
 }
 
 /* The helper has taken the scores of tile `turn`. Returns whether another one follows. */
@@ -434,13 +440,17 @@ static __device__ __forceinline__ void pair_consume(const fmlac_mqa &p, const pa
         if (owner) {
             softmax_rows rows = {
                 p.scale * LOG2_E, {-FMLAC_INFINITY, -FMLAC_INFINITY}, {-FMLAC_INFINITY, -FMLAC_INFINITY}, {0, 0}};
-            pair_own<BLOCKS>(p, o, s, a, rows, v, m, &turns, there);
+            int t = pair_own<BLOCKS>(o, s, a, rows, v, m, &turns, there);
             join_sums(rows);
             for (int h = 0; h < 2; h++) {
                 factor[h] = finish_row(p, c, PAIR_ROWS, row + 8 * h, rows.reference[h], rows.max[h], rows.sum[h],
                                        thread % 4 == 0);
             }
             send_weights<BLOCKS>(a, factor, v, turns.message);
+            fetch_query<BLOCKS>(p, m, turns.piece + 1, v.group);
+            if (there) {
+                pair_own_last<BLOCKS>(o, a, v, turns.tile - 1, t > 1);
+            }
         } else {
             pair_help<BLOCKS>(p, o, s, a, v, m, &turns, there);
             take_weights<BLOCKS>(a, factor, v, turns.message);
