@@ -111,13 +111,12 @@ static __device__ __forceinline__ void gather_rope(const fmlac_mqa &p, pair_plan
 }
 
 /* Rows of a pool at any address: the warp copies one after another. */
-static __device__ __forceinline__ void gather_bytes(const fmlac_pool &pool, const token_place &place, uint32_t rows,
+static __device__ __forceinline__ void gather_bytes(const fmlac_pool &pool, const token_place &place, int32_t rows,
                                                     uint32_t group, uint32_t rank)
 {
     raw_part part = part_of(pool, rank);
 #pragma unroll 1
-    for (; rows != 0; rows &= rows - 1) {
-        int row = __ffs((int)rows) - 1;
+    for (int row = 0; row < rows; row++) {
         const uint8_t *from = (const uint8_t *)__shfl_sync(0xFFFFFFFFu, (unsigned long long)place.row, row);
         const uint8_t *scales = from + __shfl_sync(0xFFFFFFFFu, place.scales, row) + part.scales_at;
         uint32_t two = group + (row >> 1) * RAW_TWO, at = threadIdx.x % 32;
@@ -132,21 +131,50 @@ static __device__ __forceinline__ void gather_bytes(const fmlac_pool &pool, cons
     __syncwarp();
 }
 
-/* Fetches a group of a tile; the lanes name its rows. */
+/* Codes of a group's attended rows, which come first. Where rows lie is read at addresses that all lanes share: so the
+ * copies' operands are uniform, and a copy takes a few instructions instead of a turn of a loop over the lanes. */
+static __device__ __forceinline__ void gather_codes(const token_place *places, int32_t rows, const raw_part &part,
+                                                    uint32_t group, uint32_t full)
+{
+    if (ptx_elect()) {
+        int r = 0;
+#pragma unroll 1
+        for (; r + 8 <= rows; r += 8) {
+            const uint8_t *from[8];
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                from[i] = places[r + i].row + part.codes_at;
+            }
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                ptx_bulk_load(group + r / 2 * RAW_TWO + i / 2 * RAW_TWO + i % 2 * RAW_SECOND, from[i], part.code_bytes,
+                              full);
+            }
+        }
+#pragma unroll 1
+        for (; r < rows; r++) {
+            ptx_bulk_load(group + r / 2 * RAW_TWO + r % 2 * RAW_SECOND, places[r].row + part.codes_at, part.code_bytes,
+                          full);
+        }
+    }
+    __syncwarp();
+}
+
+/* Fetches a group of a tile, rows `first` and on of those at `places`. */
 template <int BLOCKS>
 static __device__ __forceinline__ void gather_group(const fmlac_pool &pool, pair_plan<BLOCKS> *m,
-                                                    const token_place &place, uint32_t note, ring_place ring,
-                                                    uint32_t rank)
+                                                    const token_place *places, int first, uint32_t note,
+                                                    ring_place ring, uint32_t rank)
 {
     int lane = threadIdx.x % 32;
+    int32_t rows = (int32_t)(note & NOTE_COUNT) - first;
+    rows = rows < 0 ? 0 : rows < GROUP_ROWS ? rows : GROUP_ROWS;
     ptx_mbarrier_wait(ptx_shared_address(&m->raw_empty[ring.at]), ring.use ^ 1);
     raw_part part = part_of(pool, rank);
-    uint32_t there = __ballot_sync(0xFFFFFFFFu, place.row != nullptr);
+    token_place place = places[lane % GROUP_ROWS];
     uint32_t full = ptx_shared_address(&m->raw_full[ring.at]), group = ptx_shared_address(m->raw[ring.at]);
-    uint32_t raw = group + (lane >> 1) * RAW_TWO;
-    bool bulk = place.row && pool.aligned;
-    if (bulk) {
-        uint32_t to = raw + RAW_SCALES + (lane & 1) * 16;
+    if (lane < rows && pool.aligned) {
+        uint32_t to = group + (lane >> 1) * RAW_TWO + RAW_SCALES + (lane & 1) * 16;
         const uint8_t *from = place.row + place.scales + part.scales_at;
         if (part.scale_bytes == 16) {
             ptx_copy_async_16(to, from, 16);
@@ -156,15 +184,15 @@ static __device__ __forceinline__ void gather_group(const fmlac_pool &pool, pair
     }
     ptx_mbarrier_arrive_copies(full);
     if (!pool.aligned) {
-        gather_bytes(pool, place, there, group, rank);
+        gather_bytes(pool, place, rows, group, rank);
     }
     if (lane == 0) {
         m->raw_notes[ring.at] = note;
-        ptx_mbarrier_arrive_expect(full, pool.aligned ? __popc(there) * part.code_bytes : 0);
+        ptx_mbarrier_arrive_expect(full, pool.aligned ? rows * part.code_bytes : 0);
     }
     __syncwarp();
-    if (bulk) {
-        ptx_bulk_load(raw + (lane & 1) * RAW_SECOND, place.row + part.codes_at, part.code_bytes, full);
+    if (pool.aligned) {
+        gather_codes(places, rows, part, group, full);
     }
 }
 
@@ -231,11 +259,8 @@ static __device__ __forceinline__ void gather(const fmlac_mqa &p, pair_plan<BLOC
             const fmlac_pool &pool = note & NOTE_EXTRA ? p.extra.pool : p.main.pool;
 #pragma unroll 1
             for (; group < TILE_GROUPS; group += warps) {
-                token_place place = {nullptr, 0};
-                if (lane < GROUP_ROWS) {
-                    place = m->places[tile & 1][group * GROUP_ROWS + lane];
-                }
-                gather_group(pool, m, place, note, ring_at<raw_ring<BLOCKS>::GROUPS>(tile * TILE_GROUPS + group), rank);
+                gather_group(pool, m, m->places[tile & 1] + group * GROUP_ROWS, group * GROUP_ROWS, note,
+                             ring_at<raw_ring<BLOCKS>::GROUPS>(tile * TILE_GROUPS + group), rank);
             }
             group -= TILE_GROUPS;
             __syncwarp();
