@@ -63,6 +63,11 @@ static __device__ __forceinline__ void copy_rope(const fmlac_pool &pool, const t
     }
 }
 
+/* While the tile is not free yet, its RoPE dims come into L2: there is little time for them afterwards. */
+#ifndef PAIR_ROPE_AHEAD
+#define PAIR_ROPE_AHEAD 1
+#endif
+
 /* The warp that copies RoPE dims into the tiles, where the block has some. */
 template <int BLOCKS>
 static __device__ __forceinline__ void gather_rope(const fmlac_mqa &p, pair_plan<BLOCKS> *m, uint32_t rank)
@@ -84,12 +89,16 @@ static __device__ __forceinline__ void gather_rope(const fmlac_mqa &p, pair_plan
             const fmlac_pool &pool = note & NOTE_EXTRA ? p.extra.pool : p.main.pool;
             const token_place *places = m->places[tile & 1];
             ring_place stage = ring_at<STAGES>(tile);
+            int32_t at = pool.rope_offset + (BLOCKS == 9 ? rank * 64 : 0);
+            for (int row = lane; PAIR_ROPE_AHEAD && row < (int)(note & NOTE_COUNT); row += 32) {
+                ptx_prefetch_l2(places[row].row + at);
+            }
             if (BLOCKS == 9) {
                 ptx_mbarrier_wait(ptx_shared_address(&m->rope_empty[tile & 1]), use_parity(tile) ^ 1);
-                copy_rope<4>(pool, places, ptx_shared_address(m->k_rope), (tile & 1) * 4, pool.rope_offset + rank * 64);
+                copy_rope<4>(pool, places, ptx_shared_address(m->k_rope), (tile & 1) * 4, at);
             } else {
                 ptx_mbarrier_wait(ptx_shared_address(&m->empty[stage.at]), stage.use ^ 1);
-                copy_rope<8>(pool, places, ptx_shared_address(m->k[stage.at][HALF_BLOCKS - 1]), 0, pool.rope_offset);
+                copy_rope<8>(pool, places, ptx_shared_address(m->k[stage.at][HALF_BLOCKS - 1]), 0, at);
             }
             if (pool.aligned) {
                 ptx_mbarrier_arrive_copies(ptx_shared_address(&m->full[stage.at]));
