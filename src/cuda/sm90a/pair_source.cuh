@@ -325,16 +325,29 @@ static __device__ __forceinline__ void release_raw(uint32_t empty)
     }
 }
 
+/* Passes of a unit, of four, whose products are ready before the tile is free; all four would not fit the registers. */
+#ifndef READY_PASSES
+#define READY_PASSES 3
+#endif
+
+/* Where a unit goes. */
+typedef struct expand_to {
+    uint32_t tile, first; /* address; row of the unit's first one */
+    uint32_t empty, use;  /* of the tile: barrier, parity; waited for before the first store */
+    uint32_t raw_empty;   /* barrier of the raw rows */
+} expand_to;
+
 /*
- * Eight attended rows of one pool, four passes of two: nothing but loads, products and stores; the raw rows are
- * released once they are in registers. Says no, having done nothing, if a code or a scale of any lane needs the product
- * in float.
+ * Eight attended rows of one pool, four passes of two: nothing but loads, products and stores. The raw rows are released
+ * once they are in registers, and products are ready when the tile becomes free: the time from there until it is full
+ * again is what everybody else waits for. Says no, having done nothing, if a code or a scale of any lane needs the
+ * product in float.
  */
 template <int FP4, int F32>
-static __device__ __forceinline__ bool expand_easy(uint32_t kind, const expand_lane &l, uint32_t raw, uint32_t tile,
-                                                   uint32_t first, uint32_t empty)
+static __device__ __forceinline__ bool expand_easy(uint32_t kind, const expand_lane &l, uint32_t raw,
+                                                   const expand_to &to)
 {
-    uint32_t codes[4][4], factor[4], nan = 0;
+    uint32_t codes[4][4], factor[4], out[4][8], nan = 0;
     bool hard = false;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -367,12 +380,21 @@ static __device__ __forceinline__ bool expand_easy(uint32_t kind, const expand_l
     if (__any_sync(0xFFFFFFFFu, hard)) {
         return false;
     }
-    release_raw(empty);
+    release_raw(to.raw_empty);
+#pragma unroll
+    for (int i = 0; i < READY_PASSES; i++) {
+        multiply_16_easy(FP4, codes[i], factor[i], out[i]);
+    }
+    ptx_mbarrier_wait(to.empty, to.use);
     if (kind != 0) { /* two rows further on: 256 bytes, and one bit of the place in the row is another */
-        uint32_t to = tile + chunk_offset(first + l.token, l.dim / 8);
+        uint32_t at = to.tile + chunk_offset(to.first + l.token, l.dim / 8);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            expand_16_easy(FP4, codes[i], factor[i], (to ^ (i * 32)) + i * 256);
+            if (i >= READY_PASSES) {
+                multiply_16_easy(FP4, codes[i], factor[i], out[i]);
+            }
+            ptx_store_shared_128((at ^ (i * 32)) + i * 256, out[i]);
+            ptx_store_shared_128((at ^ (i * 32 + 16)) + i * 256, out[i] + 4);
         }
     }
     return true;
@@ -380,41 +402,40 @@ static __device__ __forceinline__ bool expand_easy(uint32_t kind, const expand_l
 
 /* Eight rows with anything in them; those from `count` on are not attended. */
 static __device__ __forceinline__ void expand_any(const fmlac_pool &pool, uint32_t kind, const expand_lane &l,
-                                                  uint32_t raw, uint32_t tile, uint32_t first, uint32_t count,
-                                                  uint32_t empty)
+                                                  uint32_t raw, const expand_to &to, uint32_t count)
 {
+    ptx_mbarrier_wait(to.empty, to.use);
 #pragma unroll 1
     for (int i = 0; i < 4; i++) {
-        uint32_t token = first + 2 * i + l.token;
-        uint32_t to = tile + chunk_offset(token, l.dim / 8), codes[4] = {0, 0, 0, 0};
+        uint32_t token = to.first + 2 * i + l.token;
+        uint32_t at = to.tile + chunk_offset(token, l.dim / 8), codes[4] = {0, 0, 0, 0};
         if (kind != 0 && token < count) {
             uint32_t bits = load_codes(kind, l, raw + i * RAW_TWO, codes);
-            expand_16(pool, kind, codes, bits, to);
+            expand_16(pool, kind, codes, bits, at);
         } else if (kind != 0) {
-            ptx_store_shared_128(to, codes);
-            ptx_store_shared_128(to ^ 16, codes);
+            ptx_store_shared_128(at, codes);
+            ptx_store_shared_128(at ^ 16, codes);
         }
     }
-    release_raw(empty);
+    release_raw(to.raw_empty);
 }
 
-/* A unit of a tile at `tile`; `common`: of the pool's kind what is the same in all lanes; `kind`: the lane's. */
+/* A unit; `common`: of the pool's kind what is the same in all lanes; `kind`: the lane's. */
 static __device__ __forceinline__ void expand_unit(const fmlac_pool &pool, const expand_lane &l, uint32_t common,
-                                                   uint32_t kind, uint32_t raw, uint32_t tile, uint32_t first,
-                                                   uint32_t count, uint32_t empty)
+                                                   uint32_t kind, uint32_t raw, const expand_to &to, uint32_t count)
 {
     bool done = false;
-    if (first + UNIT_ROWS <= count) {
+    if (to.first + UNIT_ROWS <= count) {
         if (common == (KIND_E8M0 | KIND_USED)) {
-            done = expand_easy<0, 0>(kind, l, raw, tile, first, empty);
+            done = expand_easy<0, 0>(kind, l, raw, to);
         } else if (common == (KIND_F32 | KIND_USED)) {
-            done = expand_easy<0, 1>(kind, l, raw, tile, first, empty);
+            done = expand_easy<0, 1>(kind, l, raw, to);
         } else if (common == (KIND_FP4 | KIND_E4M3 | KIND_USED)) {
-            done = expand_easy<1, 0>(kind, l, raw, tile, first, empty);
+            done = expand_easy<1, 0>(kind, l, raw, to);
         }
     }
     if (!done) {
-        expand_any(pool, kind, l, raw, tile, first, count, empty);
+        expand_any(pool, kind, l, raw, to, count);
     }
 }
 
@@ -442,18 +463,19 @@ static __device__ __forceinline__ void expand(const fmlac_mqa &p, pair_plan<BLOC
 #pragma unroll 1
         while (there) {
             ring_place stage = ring_at<STAGES>(number);
-            ptx_mbarrier_wait(ptx_shared_address(&m->empty[stage.at]), stage.use ^ 1);
 #pragma unroll 1
             for (; unit < TILE_UNITS; unit += EXPAND_WARPS) {
                 ring_place raw = ring_at<raw_ring<BLOCKS>::GROUPS>(number * TILE_GROUPS + unit / GROUP_UNITS);
                 ptx_mbarrier_wait(ptx_shared_address(&m->raw_full[raw.at]), raw.use);
                 uint32_t note = __shfl_sync(0xFFFFFFFFu, m->raw_notes[raw.at], 0);
                 bool extra = (note & NOTE_EXTRA) != 0;
+                expand_to to = {ptx_shared_address(m->k[stage.at]), (uint32_t)unit * UNIT_ROWS,
+                                ptx_shared_address(&m->empty[stage.at]), stage.use ^ 1,
+                                ptx_shared_address(&m->raw_empty[raw.at])};
                 expand_unit(extra ? p.extra.pool : p.main.pool, l, extra ? extra_kind : kind,
                             extra ? l.extra_kind : l.kind,
-                            ptx_shared_address(m->raw[raw.at]) + unit % GROUP_UNITS * (UNIT_ROWS / 2 * RAW_TWO),
-                            ptx_shared_address(m->k[stage.at]), unit * UNIT_ROWS, note & NOTE_COUNT,
-                            ptx_shared_address(&m->raw_empty[raw.at]));
+                            ptx_shared_address(m->raw[raw.at]) + unit % GROUP_UNITS * (UNIT_ROWS / 2 * RAW_TWO), to,
+                            note & NOTE_COUNT);
                 if (unit == 0 && lane == 0) {
                     m->stage_notes[stage.at] = note;
                 }
