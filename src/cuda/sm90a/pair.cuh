@@ -1,48 +1,57 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * pair.cuh: attention of up to 128 query rows over a list of quantised tokens by two blocks of a cluster, which split
- * the token's dims (sm_90a). Each block expands and multiplies its own half: no code is expanded twice. What they
- * exchange are partial scores, in float.
+ * the token's dims (sm_90a). Each block expands and multiplies its own half: no code is expanded twice. Of 64 rows each
+ * block is the owner: it gets the other half of their scores, in float, makes their weights and gives them away.
  *
  * ROLES          warps     registers   work
- *   warpgroup 0    0..3      208       rows 0..63: scores of the block's dims, weights, the block's 256 output dims
+ *   warpgroup 0    0..3      208       rows 0..63: scores of the block's dims, the block's 256 output dims
  *   warpgroup 1    4..7      208       rows 64..127: the same
- *   gather         8..10     48        raw rows into the ring (bulk copies), RoPE dims into the tile
- *   expand         11..13    48        codes to bf16, a group of 16 rows at a time
- *   finder         14        48        walks the list: where the tokens of a tile lie
- *   scout          15        48        finds the pieces
- * Both blocks do the same in step; of all that depends on scores they compute the same bits. Block 0 has dims 0..255 of
- * K, Q and output, block 1 dims 256..511; of RoPE dims on top (d_qk 576) each has 32. Accumulators of a warpgroup:
- * output 64 x 256 (128 registers per thread), scores 64 x 64 (32), weights as an A operand (16).
+ *   gather         8, 9      48        raw rows into the ring (bulk copies)
+ *   gather, RoPE   10        48        RoPE dims into the tile; raw rows where the block has no such dims
+ *   expand         11..14    48        codes to bf16, a unit of 8 rows at a time
+ *   finder         15        48        finds the pieces, and where the tokens of a tile lie
+ * Block 0 has dims 0..255 of K, Q and output, block 1 dims 256..511; of RoPE dims on top (d_qk 576) each has 32. In
+ * block r warpgroup r is the owner, the other one the helper; owner and helper of the same rows are called fellows.
+ * Accumulators of a warpgroup: output 64 x 256 (128 registers per thread), scores 64 x 64 (32), weights as an A operand
+ * (16).
  *
- * SHARED MEMORY  struct pair_plan (pair_plan.cuh): Q | three half tiles | partial scores of the peer | raw ring | ...
+ * SHARED MEMORY  struct pair_plan (pair_plan.cuh): Q | three half tiles | scores, weights of the peer | raw ring
  *
  * BARRIERS           arrivals                made by                       waited for by    protects
- *   full[3]            4 groups (and copies    expand (and gather)           warpgroups       a half tile, its count
- *                      of RoPE dims)
- *   empty[3]           8 warps                 warpgroups, after the values  expand, gather   the same
- *   rope_empty[2]      8 warps                 warpgroups, after the scores  gather           RoPE dims on top of 512
- *   exchange_full[2]   1 and 16384 bytes       the peer's warpgroup          warpgroup        exchange[w]
- *   exchange_empty[2]  4 warps of the peer     the peer's warpgroup, once    warpgroup        the peer's exchange[w]
- *                                              it has read what we sent
- *   places_full[2]     1                       finder                        gather           places[], notes[]
- *   places_empty[2]    3 warps                 gather                        finder           the same
- *   raw_full[]         33 and the bytes        gather: 32 copies of scales,  an expand warp   a group of raw rows
- *                                              1 for codes and header
- *   raw_empty[]        1                       an expand warp                a gather warp    the same
- *   piece_full[2]      1                       scout                         everybody        pieces[]
- *   piece_free[2]      15 warps                everybody                     scout            the same
+ *   full[3]            8 units, and 32         expand, and RoPE              warpgroups       a half tile, its note
+ *                      copies of RoPE dims
+ *   empty[3]           8 warps                 warpgroups, after the values  expand, RoPE     the same
+ *   rope_empty[2]      8 warps                 warpgroups, after the scores  RoPE             RoPE dims on top of 512
+ *   scores_full        1 and 16384 bytes       the peer's helper             owner            scores
+ *   scores_empty       4 warps of the peer     the peer's owner, once it     helper           the peer's scores
+ *                                              has read them
+ *   weights_full       1 and 8704 bytes        the peer's owner              helper           weights, factors
+ *   weights_empty      4 warps of the peer     the peer's helper, once it    owner            the peer's weights
+ *                                              has read them
+ *   places_full[2]     1                       finder                        gather, RoPE     places[], notes[]
+ *   places_empty[2]    3 warps                 gather, RoPE                  finder           the same
+ *   raw_full[]         33 and the bytes        gather: 32 copies of scales,  expand           a group of raw rows
+ *                                              1 for codes and note
+ *   raw_empty[]        2 units                 expand, once the rows are in  gather           the same
+ *                                              registers
+ *   piece_full[2]      1                       finder                        everybody        pieces[]
+ *   piece_free[2]      15 warps                everybody else                finder           the same
  *   named 3 + w        128                     warpgroup w                   itself           Q of the warpgroup
  *
- * ORDER of a warpgroup, tile t of a piece:
- *   scores of t on the block's dims        waits full[t]
- *   += weights of t - 1 * values of t - 1  weights from registers, behind the scores
- *   send the partial scores                waits for the scores and exchange_empty; while the product with t - 1 runs
- *   release t - 1
- *   add the peer's partial scores          waits exchange_full
- *   weights of t                           moves the output to new references, seldom
- * The product with the last tile follows at the end. The first one overwrites the output; before it, in tile 0, a
- * product with whatever lies there is issued and lost, since products must not be conditional.
+ * ORDER, tile t of a piece:
+ *   owner                                            helper
+ *     scores of t on the block's dims  full[t]         takes weights of t          weights_full
+ *     += weights of t - 1 * values of t - 1            moves the output to new references, seldom
+ *     adds the fellow's scores of t    scores_full     += weights of t * values of t
+ *     maxima, references                               frees t
+ *     frees t - 1                                      scores of t + 2             full[t + 2]
+ *     weights of t; sends them         weights_empty   sends them                  scores_empty
+ *     moves the output to new references, seldom
+ * So the helper is two tiles ahead with scores, and neither waits for what the other has just begun. At the end of a
+ * piece the owner sends what rows are multiplied by in place of factors. The owner's first product with values is
+ * overwritten by the second: products must not be conditional. Q of the next piece is fetched as soon as the last
+ * scores are there.
  */
 #ifndef FLASHMLA_CUDA_SM90A_PAIR_CUH
 #define FLASHMLA_CUDA_SM90A_PAIR_CUH
@@ -67,6 +76,11 @@ typedef struct pair_view {
  * time, and there are only three. */
 #ifndef PAIR_FREES_FIRST
 #define PAIR_FREES_FIRST 1
+#endif
+
+/* 1: readers of a tile order RoPE dims, which come by cp.async, before their products; the relay does without. */
+#ifndef PAIR_READER_FENCE
+#define PAIR_READER_FENCE 0
 #endif
 
 #define BARRIER_PAIR 3 /* + warpgroup: its 128 threads; a named barrier */
@@ -229,11 +243,13 @@ template <int BLOCKS> static __device__ __forceinline__ uint32_t await_tile(uint
 {
     ring_place place = ring_at<STAGES>(turn);
     ptx_mbarrier_wait(PAIR_AT(full) + place.at * 8, place.use);
+    if (PAIR_READER_FENCE) {
+        ptx_fence_async_proxy();
+    }
     return place.at;
 }
 
-template <int BLOCKS>
-static __device__ __forceinline__ uint32_t tile_note(const pair_plan<BLOCKS> *m, uint32_t slot)
+template <int BLOCKS> static __device__ __forceinline__ uint32_t tile_note(const pair_plan<BLOCKS> *m, uint32_t slot)
 {
     return *(const volatile uint32_t *)&m->stage_notes[slot];
 }
@@ -353,8 +369,7 @@ static __device__ __forceinline__ bool help_scores(float s[32], const pair_view 
 
 /* The helper takes the next weights, and multiplies the output if it must. */
 template <int BLOCKS>
-static __device__ __forceinline__ void help_weights(float o[128], uint32_t a[16], const pair_view &v,
-                                                    pair_turns *turns)
+static __device__ __forceinline__ void help_weights(float o[128], uint32_t a[16], const pair_view &v, pair_turns *turns)
 {
     float factor[2];
     take_weights<BLOCKS>(a, factor, v, turns->message++);

@@ -8,20 +8,20 @@
 
 #include "plan.cuh"
 
-#define PAIR_ROWS      FMLAC_PAIR_ROWS /* rows of queries of a pair */
-#define PAIR_DIMS      256             /* of a token, without RoPE dims that come on top: a block's half */
-#define HALF_BLOCKS    (PAIR_DIMS / 64)
-#define STAGES         3
-#define GATHER_WARPS   2 /* and a third one where it has no RoPE dims to copy */
-#define EXPAND_WARPS   4
-#define LOAD_WARPS     (GATHER_WARPS + 1 + EXPAND_WARPS)
-#define GROUP_ROWS     16 /* raw rows that are fetched at a time */
-#define TILE_GROUPS    (TOKENS / GROUP_ROWS)
-#define UNIT_ROWS      8 /* that are expanded at a time */
-#define TILE_UNITS     (TOKENS / UNIT_ROWS)
-#define GROUP_UNITS    (GROUP_ROWS / UNIT_ROWS)
-#define SCORE_BYTES    (64 * TOKENS * 4)            /* a tile's partial scores of 64 rows */
-#define WEIGHT_BYTES   (64 * TOKENS * 2 + 64 / 2 * 16) /* its weights, and 16 bytes for two rows' factors */
+#define PAIR_ROWS    FMLAC_PAIR_ROWS /* rows of queries of a pair */
+#define PAIR_DIMS    256             /* of a token, without RoPE dims that come on top: a block's half */
+#define HALF_BLOCKS  (PAIR_DIMS / 64)
+#define STAGES       3
+#define GATHER_WARPS 2 /* and a third one where it has no RoPE dims to copy */
+#define EXPAND_WARPS 4
+#define LOAD_WARPS   (GATHER_WARPS + 1 + EXPAND_WARPS)
+#define GROUP_ROWS   16 /* raw rows that are fetched at a time */
+#define TILE_GROUPS  (TOKENS / GROUP_ROWS)
+#define UNIT_ROWS    8 /* that are expanded at a time */
+#define TILE_UNITS   (TOKENS / UNIT_ROWS)
+#define GROUP_UNITS  (GROUP_ROWS / UNIT_ROWS)
+#define SCORE_BYTES  (64 * TOKENS * 4)               /* a tile's partial scores of 64 rows */
+#define WEIGHT_BYTES (64 * TOKENS * 2 + 64 / 2 * 16) /* its weights, and 16 bytes for two rows' factors */
 
 /* Raw rows lie in twos: row, scales of both, row. The distance of the rows is 64 modulo 128, so that a warp's loads
  * meet no bank twice. */
@@ -36,8 +36,7 @@ template <int BLOCKS> struct raw_ring {
 };
 
 static_assert(raw_ring<8>::GROUPS % GATHER_WARPS == 0 && raw_ring<8>::GROUPS % (GATHER_WARPS + 1) == 0 &&
-                  raw_ring<9>::GROUPS % GATHER_WARPS == 0 &&
-                  raw_ring<8>::GROUPS * GROUP_UNITS % EXPAND_WARPS == 0 &&
+                  raw_ring<9>::GROUPS % GATHER_WARPS == 0 && raw_ring<8>::GROUPS * GROUP_UNITS % EXPAND_WARPS == 0 &&
                   raw_ring<9>::GROUPS * GROUP_UNITS % EXPAND_WARPS == 0 && TILE_GROUPS > GATHER_WARPS &&
                   TILE_UNITS >= EXPAND_WARPS,
               "places belong to warps, and every warp has a part of every tile");

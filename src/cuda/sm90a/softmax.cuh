@@ -88,8 +88,8 @@ static __device__ __forceinline__ bool weigh(float s[32], softmax_rows &rows, fl
 }
 
 /*
- * Where every row sees the tile's first `count` tokens: the sums of products as they come, their scale in the exponent's
- * product. A last, partial tile and a negative scale are scaled ahead.
+ * Where every row sees the tile's first `count` tokens: the sums of products as they come, their scale in the
+ * exponent's product. A last, partial tile and a negative scale are scaled ahead.
  */
 typedef struct row_bases {
     float scale;     /* a weight is 2^(score * scale - base) */
