@@ -15,6 +15,7 @@
 #define FMLAC_STAGED 1
 #endif
 #define STAGE_BYTES 8192 /* of a warp: 16 rows of 128 floats */
+#define NO_STAGE    0xFFFFFFFFu
 
 /* lse and maximum of a row go out (`store`: this thread does it); returns what the output is multiplied by. */
 static __device__ __forceinline__ float finish_row(const fmlac_mqa &p, const piece &c, int tile_rows, int row,
@@ -148,12 +149,12 @@ static __device__ __forceinline__ void store_any(const fmlac_mqa &p, const float
 }
 
 /* Two rows of a thread, `row` and `row` + 8 of a tile of `tile_rows`: 256 output dims from `column0` on. stage: shared
- * memory, STAGE_BYTES for each warp, that nobody uses any more. */
+ * memory, STAGE_BYTES for each warp, that nobody uses any more, or NO_STAGE. */
 static __device__ __forceinline__ void store_output(const fmlac_mqa &p, const piece &c, int tile_rows, int row,
                                                     const float o[128], const float factor[2], int column0,
                                                     uint32_t stage)
 {
-    if (FMLAC_STAGED && c.place >= 0) {
+    if (FMLAC_STAGED && stage != NO_STAGE && c.place >= 0) {
         int first = row / 16 * 16;
         store_staged(o, factor, p.cut.partial + (c.place * tile_rows + first) * OUT_COLUMNS + column0,
                      (int)c.work.rows - first, stage + ptx_thread() / 32 * STAGE_BYTES);
