@@ -105,7 +105,7 @@ template <class S> static __device__ __forceinline__ uint32_t weights_of(uint32_
 template <class S>
 static __device__ __forceinline__ void values(float out[S::MV][S::NV][4], uint32_t tile, int row0, int column0)
 {
-    int lane = threadIdx.x % 32;
+    int lane = ptx_thread() % 32;
     uint32_t w_at = weights_of<S>(tile, row0 + lane % 16) + lane / 16 * 16;
     uint32_t v_at = tile + lane % 16 * PITCH + column0 * 2 + lane / 16 * 16;
 #pragma unroll 1

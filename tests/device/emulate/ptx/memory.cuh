@@ -53,6 +53,9 @@ PTX_INLINE uint32_t ptx_load_shared_u8(uint32_t a)
 {
     return emu_shared()[a];
 }
+PTX_INLINE void ptx_prefetch(const void *)
+{
+}
 PTX_INLINE void ptx_copy_async_16(uint32_t to, const void *from, uint32_t bytes)
 {
     emu_copy_async(to, from, 16, (int)bytes);
