@@ -43,9 +43,9 @@ extern void fmlak_mqa_combine_many_sm80(void);
 static const fmlac_kernel kernels[] = {
     KERNEL(bf16, FMLA_BF16, 16, 32, 8, 99),   KERNEL(bf16, FMLA_BF16, 32, 32, 12, 163),
     KERNEL(bf16, FMLA_BF16, 64, 64, 12, 227), KERNEL(bf16, FMLA_BF16, 64, 32, 12, 163),
-    KERNEL(bf16, FMLA_BF16, 32, 16, 10, 99),  KERNEL(f16, FMLA_F16, 16, 32, 8, 99),
+    KERNEL(bf16, FMLA_BF16, 32, 16, 12, 99),  KERNEL(f16, FMLA_F16, 16, 32, 8, 99),
     KERNEL(f16, FMLA_F16, 32, 32, 12, 163),   KERNEL(f16, FMLA_F16, 64, 64, 12, 227),
-    KERNEL(f16, FMLA_F16, 64, 32, 12, 163),   KERNEL(f16, FMLA_F16, 32, 16, 10, 99),
+    KERNEL(f16, FMLA_F16, 64, 32, 12, 163),   KERNEL(f16, FMLA_F16, 32, 16, 12, 99),
 };
 
 static const fmlac_kernel code_kernels[] = {

@@ -251,11 +251,22 @@ static __device__ __forceinline__ void scoring_warp(const fmlac_mqa &p, const mq
 
 /* ---- summing warps --------------------------------------------------------------------------------------------- */
 
+/* Where a summing warp's part of the output begins. */
+template <class S> static __device__ __forceinline__ int summed_row(void)
+{
+    return ((int)ptx_thread() / 32 - S::QW) / S::CG * 16 * S::MV;
+}
+
+template <class S> static __device__ __forceinline__ int summed_column(void)
+{
+    return ((int)ptx_thread() / 32 - S::QW) % S::CG * S::NV * 8;
+}
+
 /* Rows shrink where a reference moved. */
 template <class S>
-static __device__ __forceinline__ void shrink_rows(float out[S::MV][S::NV][4], const float *shrink, int row0)
+static __device__ __forceinline__ void shrink_rows(float out[S::MV][S::NV][4], const float *shrink)
 {
-    int g = ptx_thread() % 32 / 4;
+    int g = ptx_thread() % 32 / 4, row0 = summed_row<S>();
 #pragma unroll
     for (int m = 0; m < S::MV; m++) {
         float low = shrink[row0 + m * 16 + g], high = shrink[row0 + m * 16 + g + 8];
@@ -273,10 +284,9 @@ static __device__ __forceinline__ void shrink_rows(float out[S::MV][S::NV][4], c
 
 /* Rows go out through shared memory, where Q and tiles were. */
 template <class S>
-static __device__ __forceinline__ void stage_rows(const float out[S::MV][S::NV][4], const mqa_shared &s, int row0,
-                                                  int column0)
+static __device__ __forceinline__ void stage_rows(const float out[S::MV][S::NV][4], const mqa_shared &s)
 {
-    int lane = threadIdx.x % 32, g = lane / 4;
+    int lane = ptx_thread() % 32, g = lane / 4, row0 = summed_row<S>(), column0 = summed_column<S>();
     float *staged = (float *)ptx_shared();
 #pragma unroll
     for (int m = 0; m < S::MV; m++) {
@@ -294,9 +304,10 @@ static __device__ __forceinline__ void stage_rows(const float out[S::MV][S::NV][
     }
 }
 
-/* A summing warp brings its part of a tile (at: its place in the ring) to its slot. */
+/* A summing warp brings its part of a tile (at: its place in the ring) to its slot, a half if it comes in halves. */
 template <class S>
-static __device__ __forceinline__ void bring(const fmlac_mqa &p, const mqa_shared &s, int number, int at, int slot)
+static __device__ __forceinline__ void bring(const fmlac_mqa &p, const mqa_shared &s, int number, int at, int slot,
+                                             int half)
 {
     uint32_t tile = s.tiles + slot * (S::TOKENS * PITCH), full = s.full + slot * 8;
     if constexpr (S::CODES) {
@@ -307,7 +318,7 @@ static __device__ __forceinline__ void bring(const fmlac_mqa &p, const mqa_share
             ptx_mbarrier_arrive(full);
         }
     } else {
-        copy_plain<S>(p, s, at, tile, full);
+        copy_plain<S>(p, s, at, tile, full, half);
     }
 }
 
@@ -340,17 +351,21 @@ static __device__ __forceinline__ void summing_warp(const fmlac_mqa &p, const mq
                 break;
             }
             ptx_barrier_sync(BARRIER_READY + slot, S::THREADS);
-            int warp = ptx_thread() / 32 - S::QW, row0 = warp / S::CG * 16 * S::MV;
-            shrink_rows<S>(out, s.shrink + slot * S::ROWS, row0);
-            values<S>(out, s.tiles + slot * (S::TOKENS * PITCH), row0, warp % S::CG * S::NV * 8);
+            shrink_rows<S>(out, s.shrink + slot * S::ROWS);
         }
-        if (ahead >= 0) {
-            if (!tile_exists(p, s, ahead < end, at)) {
-                end = ahead < end ? ahead : end;
-                continue;
+        bool next = ahead >= 0 && tile_exists(p, s, ahead < end, at);
+        if (!next && ahead >= 0) {
+            end = ahead < end ? ahead : end;
+        }
+#pragma unroll 1
+        for (int half = 0; half < S::HALVES; half++) {
+            if (ahead >= s.slots) {
+                values<S>(out, s.tiles + slot * (S::TOKENS * PITCH), summed_row<S>(), summed_column<S>(), half);
             }
-            ptx_barrier_sync(BARRIER_SUMS, S::PW * 32);
-            bring<S>(p, s, ahead, at, slot);
+            if (next) {
+                ptx_barrier_sync(BARRIER_SUMS, S::PW * 32);
+                bring<S>(p, s, ahead, at, slot, half);
+            }
         }
         if constexpr (S::CODES) { /* raw bytes of the tile that is next */
             if (tile_exists(p, s, ahead + 1 < end, after(at, s.ring))) {
@@ -359,8 +374,7 @@ static __device__ __forceinline__ void summing_warp(const fmlac_mqa &p, const mq
         }
     }
     ptx_barrier_sync(BARRIER_END, S::THREADS);
-    int warp = ptx_thread() / 32 - S::QW;
-    stage_rows<S>(out, s, warp / S::CG * 16 * S::MV, warp % S::CG * S::NV * 8);
+    stage_rows<S>(out, s);
 }
 
 /* ---- pieces of work -------------------------------------------------------------------------------------------- */

@@ -13,6 +13,11 @@
 #define PITCH        FMLAC_MQA_PITCH   /* bytes of a row of Q or of a token: an odd number of 16-byte chunks */
 #define TAIL         (OUT_COLUMNS * 2) /* where a token row's dims from 512 on lie, and weights later */
 
+/* In how many steps tiles of 64 plain tokens are summed, and the slot's part brought anew that is free then: 1 or 2. */
+#ifndef MQA_HALVES
+#define MQA_HALVES 2
+#endif
+
 /* What a kernel is made of. QM: 16-row tiles of a scoring warp, QW: scoring warps; MV: 16-row tiles of a summing warp,
  * PW: summing warps; CODES: tokens are quantised. */
 template <int ROWS_, int TOKENS_, int QM_, int QW_, int MV_, int PW_, int F16_, int CODES_> struct mqa_shape {
@@ -24,6 +29,7 @@ template <int ROWS_, int TOKENS_, int QM_, int QW_, int MV_, int PW_, int F16_, 
     static constexpr int CG = PW * MV * 16 / ROWS;          /* column groups of summing warps */
     static constexpr int NV = OUT_COLUMNS / CG / 8;         /* 8-column tiles of a summing warp */
     static constexpr int LINE = FMLAC_TILE_TOKENS / TOKENS; /* rows whose weights share a token row */
+    static constexpr int HALVES = TOKENS == FMLAC_TILE_TOKENS && !CODES ? MQA_HALVES : 1;
     static_assert((NT == 1 || NT == 2 || NT == 4) && TG <= FMLAC_TOKEN_GROUPS && NV % 8 == 0 &&
                       ROWS <= FMLAC_TILE_TOKENS && PW <= FMLAC_SUMMING_WARPS,
                   "shape");

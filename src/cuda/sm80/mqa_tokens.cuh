@@ -44,52 +44,66 @@ static __device__ __forceinline__ void copy_plain_any(const fmlac_mqa &p, const 
     }
 }
 
-/* Whole rows of p.row_bytes by bulk copies; a row that is not there is zeros. */
+/* What a warp brings of a tile in one step: tokens first .. first + OWN - 1, at once or in halves. A slot's first half
+ * is free before its second, but for what lies behind the values: that is weights until all values are summed. */
+template <class S> struct plain_step {
+    static constexpr int OWN = S::TOKENS / S::PW / S::HALVES;
+    static constexpr int BEFORE = S::TOKENS / 2; /* from a token of the second half back to one of the first */
+};
+
+/* Whole rows of p.row_bytes by bulk copies; a row that is not there is zeros. Of two halves the last step also brings
+ * the first one's rows from TAIL on. */
 template <class S>
 static __device__ __forceinline__ void copy_plain_bulk(const fmlac_mqa &p, const unsigned long long *address,
-                                                       uint32_t tile, uint32_t full)
+                                                       uint32_t tile, uint32_t full, int half)
 {
-    constexpr int OWN = S::TOKENS / S::PW;
-    int first = (threadIdx.x / 32 - S::QW) * OWN, lane = threadIdx.x % 32;
-    unsigned long long from = lane < OWN ? address[first + lane] : 0;
+    constexpr int OWN = plain_step<S>::OWN, ROWS = S::HALVES * OWN;
+    int lane = (int)ptx_thread() % 32, warp = (int)ptx_thread() / 32 - S::QW;
+    bool last = half == S::HALVES - 1, tail = lane >= OWN;
+    int t = warp * OWN + lane % OWN + (half == 1 && !tail ? plain_step<S>::BEFORE : 0);
+    int begin = tail ? TAIL : 0, end = last ? p.row_bytes : TAIL;
+    unsigned long long from = lane < (last ? ROWS : OWN) ? address[t] : 0;
     uint32_t there = __ballot_sync(0xFFFFFFFFu, from != 0);
+    uint32_t to = tile + t * PITCH + begin;
+    if (__any_sync(0xFFFFFFFFu, lane < (last ? ROWS : OWN) && from == 0)) {
 #pragma unroll 1
-    for (int t = 0; there != (1u << OWN) - 1 && t < OWN; t++) {
-        const uint32_t zeros[4] = {0, 0, 0, 0};
-        for (int c = lane; (there >> t & 1) == 0 && c < p.row_bytes / 16; c += 32) {
-            ptx_store_shared_128(tile + (first + t) * PITCH + c * 16, zeros);
+        for (int c = begin; from == 0 && lane < (last ? ROWS : OWN) && c < end; c += 16) {
+            const uint32_t zeros[4] = {0, 0, 0, 0};
+            ptx_store_shared_128(to + c - begin, zeros);
         }
     }
     ptx_fence_async_proxy(); /* weights and staged rows were there */
     __syncwarp();
-    if (lane == 0) {
+    if (last && lane == 0) {
         ptx_mbarrier_arrive_expect(full, __popc(there) * p.row_bytes);
     }
-    if (from != 0) {
-        ptx_bulk_load(tile + (first + lane) * PITCH, (const uint8_t *)(from & ~EXTRA_BIT), p.row_bytes, full);
+    if (from != 0 && begin < end) {
+        ptx_bulk_load(to, (const uint8_t *)(from & ~EXTRA_BIT) + begin, end - begin, full);
     }
 }
 
-/* Tokens of the ring's place `at` into a tile; `full` learns when they are there. Addresses of several tokens are read
- * together: copies set out one after another. */
+/* Tokens of the ring's place `at` into a tile, a half if it comes in halves; `full` learns when they are there.
+ * Addresses of several tokens are read together: copies set out one after another. */
 template <class S>
 static __device__ __forceinline__ void copy_plain(const fmlac_mqa &p, const mqa_shared &s, int at, uint32_t tile,
-                                                  uint32_t full)
+                                                  uint32_t full, int half)
 {
-    constexpr int OWN = S::TOKENS / S::PW, EACH = OWN < 4 ? OWN : 4; /* tokens of a warp, and of one round */
-    int warp = threadIdx.x / 32 - S::QW, lane = threadIdx.x % 32;
+    constexpr int OWN = plain_step<S>::OWN, EACH = OWN < 4 ? OWN : 4; /* tokens of a warp, and of one round */
     const unsigned long long *address = s.address + at * S::TOKENS;
     if (BULK(p)) {
-        copy_plain_bulk<S>(p, address, tile, full);
+        copy_plain_bulk<S>(p, address, tile, full, half);
         return;
     }
     if (!p.aligned) {
-        copy_plain_any<S>(p, address, tile);
-        ptx_mbarrier_arrive(full);
+        if (half == S::HALVES - 1) {
+            copy_plain_any<S>(p, address, tile);
+            ptx_mbarrier_arrive(full);
+        }
         return;
     }
+    int lane = (int)ptx_thread() % 32, warp = (int)ptx_thread() / 32 - S::QW, first = half * plain_step<S>::BEFORE;
 #pragma unroll 1
-    for (int t = warp * OWN; t < (warp + 1) * OWN; t += EACH) {
+    for (int t = first + warp * OWN; t < first + (warp + 1) * OWN; t += EACH) {
         unsigned long long from[EACH];
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
@@ -102,6 +116,9 @@ static __device__ __forceinline__ void copy_plain(const fmlac_mqa &p, const mqa_
             ptx_copy_async_16_if(to, row, from[i] != 0 && lane * 8 < p.d_qk);
             ptx_copy_async_16_if(to + 512, row + 512, from[i] != 0 && 256 + lane * 8 < p.d_qk);
         }
+    }
+    if (half != S::HALVES - 1) {
+        return;
     }
     if (p.row_bytes > TAIL) { /* 8 chunks more of each, four tokens at a time */
 #pragma unroll 1

@@ -46,7 +46,13 @@ static void *scheduler_stack;
 static void (*entry)(void);
 static fibre *running;
 alignas(1024) static unsigned char shared[2][SHARED_BYTES];
-static uint32_t seed = 1;
+static uint32_t seed = emu_seed();
+
+uint32_t emu_seed(void)
+{
+    const char *text = getenv("FLASHMLA_EMULATE_SEED");
+    return text ? (uint32_t)atoi(text) : 1;
+}
 
 emu_thread *emu_current;
 
