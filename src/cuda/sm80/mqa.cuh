@@ -218,11 +218,13 @@ static __device__ __forceinline__ void scoring_warp(const fmlac_mqa &p, const mq
     int row0 = warp / S::TG * 16 * S::QM, tg = warp % S::TG, token0 = tg * S::NT * 8;
     uint32_t parity = s.piece->parity;
     score_rows<S> rows;
+    held_rows<S> held;
     begin_rows<S>(s, rows);
     if (piece.count > 0) {
         ptx_mbarrier_wait(s.full + s.slots * 8, parity >> PARITY_OF_Q);
         parity ^= 1u << PARITY_OF_Q;
     }
+    hold_rows<S>(held, s.q, p.row_bytes / 128, row0);
 #pragma unroll 1
     for (i = 0; tile_exists(p, s, i < piece.count, at); i++) {
         uint32_t tile = s.tiles + slot * (S::TOKENS * PITCH);
@@ -230,7 +232,7 @@ static __device__ __forceinline__ void scoring_warp(const fmlac_mqa &p, const mq
         float acc[S::QM][S::NT][4];
         ptx_mbarrier_wait(s.full + slot * 8, parity >> slot & 1);
         parity ^= 1u << slot | 1u << PARITY_OF_RAW;
-        scores<S>(acc, s.q, tile, p.row_bytes / 128, row0, token0);
+        scores<S>(acc, held, s.q, tile, p.row_bytes / 128, row0, token0);
         uint32_t mask = ((volatile uint32_t *)s.mask)[at * 2 + token0 / 32] >> (token0 % 32);
         mask_scores<S>(p, s, acc, rows, mask, row0, i * S::TOKENS + token0);
         exchange_maxima<S>(acc, rows, top, row0, tg);

@@ -13,6 +13,17 @@
 #define PITCH        FMLAC_MQA_PITCH   /* bytes of a row of Q or of a token: an odd number of 16-byte chunks */
 #define TAIL         (OUT_COLUMNS * 2) /* where a token row's dims from 512 on lie, and weights later */
 
+/* How many blocks of 64 dims of Q scoring warps hold in registers, in kernels of 64, 32 and 16 rows. */
+#ifndef MQA_HELD_64
+#define MQA_HELD_64 4
+#endif
+#ifndef MQA_HELD_32
+#define MQA_HELD_32 6
+#endif
+#ifndef MQA_HELD_16
+#define MQA_HELD_16 2
+#endif
+
 /* In how many steps tiles of 64 plain tokens are summed, and the slot's part brought anew that is free then: 1 or 2. */
 #ifndef MQA_HALVES
 #define MQA_HALVES 2
@@ -29,6 +40,7 @@ template <int ROWS_, int TOKENS_, int QM_, int QW_, int MV_, int PW_, int F16_, 
     static constexpr int CG = PW * MV * 16 / ROWS;          /* column groups of summing warps */
     static constexpr int NV = OUT_COLUMNS / CG / 8;         /* 8-column tiles of a summing warp */
     static constexpr int LINE = FMLAC_TILE_TOKENS / TOKENS; /* rows whose weights share a token row */
+    static constexpr int HELD = QM > 1 ? 0 : ROWS == 64 ? MQA_HELD_64 : ROWS == 32 ? MQA_HELD_32 : MQA_HELD_16;
     static constexpr int HALVES = TOKENS == FMLAC_TILE_TOKENS && !CODES ? MQA_HALVES : 1;
     static_assert((NT == 1 || NT == 2 || NT == 4) && TG <= FMLAC_TOKEN_GROUPS && NV % 8 == 0 &&
                       ROWS <= FMLAC_TILE_TOKENS && PW <= FMLAC_SUMMING_WARPS,
