@@ -86,21 +86,30 @@ template <class S> static __device__ __forceinline__ void begin_rows(const mqa_s
     }
 }
 
-/* Scores to logits in base 2; those that are not attended to -infinity. */
+/* What makes a score a logit in base 2, if it is the same for all rows and greater than 0: then it is multiplied with as
+ * late as possible. Else 1, and mask_scores multiplies. */
+static __device__ __forceinline__ float late_scale(const fmlac_mqa &p)
+{
+    return p.scale > 0.0f && !p.fused.enabled ? p.scale * LOG2_E : 1.0f;
+}
+
+/* Scores that are not attended to -infinity. */
 template <class S>
 static __device__ __forceinline__ void mask_scores(const fmlac_mqa &p, const mqa_shared &s, float acc[S::QM][S::NT][4],
                                                    const score_rows<S> &rows, uint32_t mask, int row0, int token0)
 {
     const uint32_t all = S::NT == 4 ? 0xFFFFFFFFu : (1u << (S::NT % 4 * 8)) - 1;
     bool whole = (mask & all) == all && token0 + S::NT * 8 <= rows.all_see;
+    if (!(p.scale > 0.0f) || p.fused.enabled) {
 #pragma unroll
-    for (int i = 0; i < 2 * S::QM; i++) {
-        int m = i / 2, h = i % 2, row = row0 + m * 16 + threadIdx.x % 32 / 4 + h * 8;
-        float scale = p.scale * LOG2_E * (p.fused.enabled ? s.factor[row] : 1.0f);
+        for (int i = 0; i < 2 * S::QM; i++) {
+            int m = i / 2, h = i % 2, row = row0 + m * 16 + threadIdx.x % 32 / 4 + h * 8;
+            float scale = p.scale * LOG2_E * (p.fused.enabled ? s.factor[row] : 1.0f);
 #pragma unroll
-        for (int n = 0; n < S::NT; n++) {
-            acc[m][n][2 * h] *= scale;
-            acc[m][n][2 * h + 1] *= scale;
+            for (int n = 0; n < S::NT; n++) {
+                acc[m][n][2 * h] *= scale;
+                acc[m][n][2 * h + 1] *= scale;
+            }
         }
     }
     if (whole) {
@@ -121,7 +130,7 @@ static __device__ __forceinline__ void mask_scores(const fmlac_mqa &p, const mqa
 /* Row maxima of a step over all scoring warps: to rows.max. After it nobody reads the tile's scores any more. */
 template <class S>
 static __device__ __forceinline__ void exchange_maxima(const float acc[S::QM][S::NT][4], score_rows<S> &rows,
-                                                       float *top, int row0, int tg)
+                                                       float scale, float *top, int row0, int tg)
 {
     int lane = threadIdx.x % 32;
 #pragma unroll
@@ -133,7 +142,7 @@ static __device__ __forceinline__ void exchange_maxima(const float acc[S::QM][S:
             max = fmaxf(max, fmaxf(acc[m][n][2 * h], acc[m][n][2 * h + 1]));
         }
         max = fmaxf(max, __shfl_xor_sync(0xFFFFFFFFu, max, 1));
-        max = fmaxf(max, __shfl_xor_sync(0xFFFFFFFFu, max, 2));
+        max = fmaxf(max, __shfl_xor_sync(0xFFFFFFFFu, max, 2)) * scale;
         rows.max[m][h] = fmaxf(rows.max[m][h], max);
         if (S::TG > 1 && lane % 4 == 0) {
             top[tg * S::ROWS + row0 + m * 16 + lane / 4 + 8 * h] = max;
@@ -150,10 +159,10 @@ static __device__ __forceinline__ void exchange_maxima(const float acc[S::QM][S:
     }
 }
 
-/* Logits to weights in shared memory, and what output rows shrink by. */
+/* Scores times `scale` to weights in shared memory, and what output rows shrink by. */
 template <class S>
 static __device__ __forceinline__ void write_weights(const float acc[S::QM][S::NT][4], score_rows<S> &rows,
-                                                     float *shrink, uint32_t tile, int row0, int tg)
+                                                     float scale, float *shrink, uint32_t tile, int row0, int tg)
 {
     int lane = threadIdx.x % 32, q = lane % 4;
 #pragma unroll
@@ -171,7 +180,8 @@ static __device__ __forceinline__ void write_weights(const float acc[S::QM][S::N
         uint32_t to = weights_of<S>(tile, row) + (tg * S::NT * 8 + 2 * q) * 2;
 #pragma unroll
         for (int n = 0; n < S::NT; n++) {
-            float low = ptx_exp2(acc[m][n][2 * h] - reference), high = ptx_exp2(acc[m][n][2 * h + 1] - reference);
+            float low = ptx_exp2(__fmaf_rn(acc[m][n][2 * h], scale, -reference));
+            float high = ptx_exp2(__fmaf_rn(acc[m][n][2 * h + 1], scale, -reference));
             sum += low + high;
             ptx_store_shared_u32(to + n * 16, pack<S::F16>(low, high));
         }
@@ -235,8 +245,8 @@ static __device__ __forceinline__ void scoring_warp(const fmlac_mqa &p, const mq
         scores<S>(acc, held, s.q, tile, p.row_bytes / 128, row0, token0);
         uint32_t mask = ((volatile uint32_t *)s.mask)[at * 2 + token0 / 32] >> (token0 % 32);
         mask_scores<S>(p, s, acc, rows, mask, row0, i * S::TOKENS + token0);
-        exchange_maxima<S>(acc, rows, top, row0, tg);
-        write_weights<S>(acc, rows, s.shrink + slot * S::ROWS, tile, row0, tg);
+        exchange_maxima<S>(acc, rows, late_scale(p), top, row0, tg);
+        write_weights<S>(acc, rows, late_scale(p), s.shrink + slot * S::ROWS, tile, row0, tg);
         if (rows.all_see < (i + 1) * S::TOKENS) {
             clean_values<S>(tile, (int)clamped(rows.all_see - i * S::TOKENS, 0, S::TOKENS));
         }
