@@ -86,8 +86,8 @@ template <class S> static __device__ __forceinline__ void begin_rows(const mqa_s
     }
 }
 
-/* What makes a score a logit in base 2, if it is the same for all rows and greater than 0: then it is multiplied with as
- * late as possible. Else 1, and mask_scores multiplies. */
+/* What makes a score a logit in base 2, if it is the same for all rows and greater than 0: then scores are multiplied
+ * with it as late as possible. Else 1, and mask_scores multiplies. */
 static __device__ __forceinline__ float late_scale(const fmlac_mqa &p)
 {
     return p.scale > 0.0f && !p.fused.enabled ? p.scale * LOG2_E : 1.0f;
@@ -348,6 +348,9 @@ static __device__ __forceinline__ void summing_warp(const fmlac_mqa &p, const mq
         for (int n = 0; n < S::NV; n++) {
             out[m][n][0] = out[m][n][1] = out[m][n][2] = out[m][n][3] = 0.0f;
         }
+    }
+    if (BULK(p)) {
+        ptx_fence_async_proxy(); /* staged rows were where tokens go */
     }
 #pragma unroll 1
     for (;; ahead++, at = after(at, s.ring)) {

@@ -62,16 +62,17 @@ static __device__ __forceinline__ void expand_sixteen(const uint32_t codes[4], u
     }
 }
 
-/* The codes of two tokens of a pool, of which bits 0 and 1 of `there` say whether they are there (else: zeros), from raw
- * rows at `raw` to tile rows at `to`. Says no, having done nothing, if a code or a scale asks for the long way. Scales:
- * of e4m3 codes f32 or e8m0, of e2m1 codes e4m3. */
+/* The codes of two tokens of a pool, from raw rows at `raw` to tile rows at `to`. Bits 0 and 1 of `there` say which of
+ * them is there; the other's are zeros. Says no, having done nothing, if a code or a scale asks for the long way.
+ * Scales: of e4m3 codes f32 or e8m0, of e2m1 codes e4m3. */
 template <bool FP4>
-static __device__ __forceinline__ bool expand_two(const fmlac_pool &pool, uint32_t raw, uint32_t raw_pitch, uint32_t to,
-                                                  uint32_t there)
+static __device__ __forceinline__ bool expand_two(const fmlac_pool &pool, uint32_t raw, uint32_t raw_pitch,
+                                                  uint32_t to, uint32_t there)
 {
     int lane = ptx_thread() % 32, token = lane >> 2 & 1, part = (lane & 3) | lane >> 3 << 2;
-    bool floats = !FP4 && pool.scale == FMLAC_F32, hard = false, mine = (there >> token & 1) != 0;
-    uint32_t row = raw + token * raw_pitch, codes[2][4], factor[2];
+    int dims = there >> token & 1 ? pool.quant_dims : 0; /* of this lane's token */
+    bool floats = !FP4 && pool.scale == FMLAC_F32;
+    uint32_t row = raw + token * raw_pitch, codes[2][4], factor[2], hard = 0;
     to += token * PITCH + part * 32;
 #pragma unroll
     for (int q = 0; q < 2; q++) {
@@ -87,25 +88,25 @@ static __device__ __forceinline__ bool expand_two(const fmlac_pool &pool, uint32
     }
 #pragma unroll
     for (int q = 0; q < 2; q++) {
-        bool bad;
-        if (FP4) { /* an e4m3 number as bf16, by 2^120 */
+        bool mine = part * 16 + q * 256 < dims;
+        uint32_t bad; /* not 0: asks for the long way */
+        if (FP4) {    /* an e4m3 number as bf16, by 2^120 */
             bad = (factor[q] & 0x7F) == 0x7F;
             factor[q] = (factor[q] & 0x80) << 8 | (factor[q] & 0x7F) << 4;
             factor[q] = ptx_multiply_bf16x2(factor[q] | factor[q] << 16, 0x7B807B80u);
         } else { /* a power of two by its exponent; see scale_is_easy */
             uint32_t exponent = floats ? factor[q] >> 23 : factor[q] & 0xFF, nan = 0;
-            bad = exponent - 3 > 131 || (floats && (factor[q] & 0x7FFFFF) != 0);
-            factor[q] = (exponent + 120) * 0x00800080u; /* codes are 2^120 too small */
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 nan |= (codes[q][i] & 0x7F7F7F7Fu) + 0x01010101u;
             }
-            bad = bad || (nan & 0x80808080u) != 0;
+            bad = (nan & 0x80808080u) | (factor[q] & (floats ? 0x7FFFFFu : 0u)) | (exponent - 3 > 131 ? 1u : 0u);
+            factor[q] = (exponent + 120) * 0x00800080u; /* codes are 2^120 too small */
         }
-        hard = hard || (bad && mine && part * 16 + q * 256 < pool.quant_dims);
-        factor[q] = mine ? factor[q] : 0;
+        hard |= mine ? bad : 0;
+        factor[q] = dims > 0 ? factor[q] : 0;
     }
-    if (__any_sync(0xFFFFFFFFu, hard)) {
+    if (__any_sync(0xFFFFFFFFu, hard != 0)) {
         return false;
     }
 #pragma unroll

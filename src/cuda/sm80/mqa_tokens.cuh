@@ -72,7 +72,7 @@ static __device__ __forceinline__ void copy_plain_bulk(const fmlac_mqa &p, const
             ptx_store_shared_128(to + c - begin, zeros);
         }
     }
-    ptx_fence_async_proxy(); /* weights and staged rows were there */
+    ptx_fence_async_proxy(); /* weights were there */
     __syncwarp();
     if (last && lane == 0) {
         ptx_mbarrier_arrive_expect(full, __popc(there) * p.row_bytes);
@@ -192,7 +192,6 @@ static __device__ __forceinline__ void copy_raw(const fmlac_mqa &p, const mqa_sh
         uint32_t there = __ballot_sync(0xFFFFFFFFu, token != 0);
         uint32_t extra = __ballot_sync(0xFFFFFFFFu, (token & EXTRA_BIT) != 0);
         uint32_t full = s.raw_full + warp * 8;
-        ptx_fence_async_proxy(); /* staged rows were there */
         if (lane == 0) {
             ptx_mbarrier_arrive_expect(full, __popc(there & ~extra) * p.main.pool.data_row_bytes +
                                                  __popc(extra) * p.extra.pool.data_row_bytes);
