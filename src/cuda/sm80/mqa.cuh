@@ -402,18 +402,20 @@ template <class S> static __device__ __forceinline__ void mqa_run(const fmlac_mq
     if (warp < S::QW) {
         count_seen<S>(p, s, piece);
         ptx_barrier_sync(BARRIER_LIST, S::THREADS);
+        if (piece.count > 0 && p.fused.enabled) {
+            load_q_fused<S>(p, w, s);
+        } else if (piece.count > 0) {
+            load_q<S>(p, w, s);
+        }
+        if (piece.count > 0 && p.q.aligned && !p.fused.enabled) {
+            ptx_mbarrier_arrive_copies(s.full + s.slots * 8);
+        } else if (piece.count > 0) {
+            ptx_mbarrier_arrive(s.full + s.slots * 8);
+        }
         scoring_warp<S>(p, s, piece);
     } else {
         if (warp == S::QW && piece.count > 0) {
             begin_list<S>(s);
-        }
-        if (piece.count > 0) {
-            if (p.fused.enabled) {
-                load_q_fused<S>(p, w, s);
-            } else {
-                load_q<S>(p, w, s);
-            }
-            ptx_mbarrier_arrive_copies(s.full + s.slots * 8);
         }
         summing_warp<S>(p, s, piece);
     }
@@ -459,9 +461,10 @@ static __device__ __forceinline__ void find_piece(const fmlac_mqa &p, const mqa_
 template <class S> static __device__ __forceinline__ void mqa_block(const fmlac_mqa &p)
 {
     mqa_shared s = mqa_shared_plan(p);
-    if (threadIdx.x <= (uint32_t)s.slots) { /* who arrives: a lane of each summing warp, or all */
-        bool lanes = (int)threadIdx.x == s.slots || !(S::CODES || BULK(p));
-        ptx_mbarrier_init(s.full + threadIdx.x * 8, S::PW * (lanes ? 32 : 1));
+    if (threadIdx.x < (uint32_t)s.slots) { /* who arrives: a lane of each summing warp, or all */
+        ptx_mbarrier_init(s.full + threadIdx.x * 8, S::PW * (S::CODES || BULK(p) ? 1 : 32));
+    } else if (threadIdx.x == (uint32_t)s.slots) {
+        ptx_mbarrier_init(s.full + threadIdx.x * 8, S::QW * 32);
     } else if (S::CODES && threadIdx.x - s.slots <= S::PW) {
         ptx_mbarrier_init(s.raw_full + (threadIdx.x - s.slots - 1) * 8, 1);
     }
