@@ -24,7 +24,8 @@
 #define MQA_HELD_16 2
 #endif
 
-/* In how many steps tiles of 64 plain tokens are summed, and the slot's part brought anew that is free then: 1 or 2. */
+/* In how many steps kernels of 64 rows sum a tile of plain tokens, and bring anew what part of the slot is free then: 1 or
+ * 2. */
 #ifndef MQA_HALVES
 #define MQA_HALVES 2
 #endif
@@ -41,7 +42,7 @@ template <int ROWS_, int TOKENS_, int QM_, int QW_, int MV_, int PW_, int F16_, 
     static constexpr int NV = OUT_COLUMNS / CG / 8;         /* 8-column tiles of a summing warp */
     static constexpr int LINE = FMLAC_TILE_TOKENS / TOKENS; /* rows whose weights share a token row */
     static constexpr int HELD = QM > 1 ? 0 : ROWS == 64 ? MQA_HELD_64 : ROWS == 32 ? MQA_HELD_32 : MQA_HELD_16;
-    static constexpr int HALVES = TOKENS == FMLAC_TILE_TOKENS && !CODES ? MQA_HALVES : 1;
+    static constexpr int HALVES = ROWS == 64 && !CODES ? MQA_HALVES : 1;
     static_assert((NT == 1 || NT == 2 || NT == 4) && TG <= FMLAC_TOKEN_GROUPS && NV % 8 == 0 &&
                       ROWS <= FMLAC_TILE_TOKENS && PW <= FMLAC_SUMMING_WARPS,
                   "shape");
