@@ -114,12 +114,12 @@ typedef struct fmlac_cut {
 } fmlac_cut;
 
 /* The portable core: rows of Q and of tokens in shared memory, limits of its shapes. */
-#define FMLAC_MQA_PITCH    1168
-#define FMLAC_TILE_TOKENS  64
-#define FMLAC_TOKEN_GROUPS 4
-#define FMLAC_STAGES_MAX   5
+#define FMLAC_MQA_PITCH     1168
+#define FMLAC_TILE_TOKENS   64
+#define FMLAC_TOKEN_GROUPS  4
+#define FMLAC_STAGES_MAX    5
 #define FMLAC_SUMMING_WARPS 8
-#define FMLAC_RAW_BANK     64 /* raw rows are so many bytes apart, modulo 128 */
+#define FMLAC_RAW_BANK      64 /* raw rows are so many bytes apart, modulo 128 */
 
 /* Whole rows of tokens by one bulk copy each (sm_90 and up) instead of 16 bytes at a time. */
 #ifndef FMLAC_BULK_ROWS
@@ -152,9 +152,9 @@ typedef struct fmlac_mqa {
     int32_t stages;    /* token tiles in shared memory */
     fmlac_places places;
     int32_t quantised;
-    int32_t aligned;   /* 16-byte copies may read all pools */
-    int32_t bulk;      /* rows come by bulk copies */
-    int32_t raw_pitch; /* the larger of the two pools' */
+    int32_t aligned;                  /* 16-byte copies may read all pools */
+    int32_t bulk;                     /* rows come by bulk copies */
+    int32_t raw_pitch;                /* the larger of the two pools' */
     int32_t straight, straight_extra; /* FMLAC_STRAIGHT_... of the pools */
     int32_t tile_tokens;
     int32_t tile_rows;

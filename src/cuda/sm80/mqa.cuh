@@ -161,8 +161,8 @@ static __device__ __forceinline__ void exchange_maxima(const float acc[S::QM][S:
 
 /* Scores times `scale` to weights in shared memory, and what output rows shrink by. */
 template <class S>
-static __device__ __forceinline__ void write_weights(const float acc[S::QM][S::NT][4], score_rows<S> &rows,
-                                                     float scale, float *shrink, uint32_t tile, int row0, int tg)
+static __device__ __forceinline__ void write_weights(const float acc[S::QM][S::NT][4], score_rows<S> &rows, float scale,
+                                                     float *shrink, uint32_t tile, int row0, int tg)
 {
     int lane = threadIdx.x % 32, q = lane % 4;
 #pragma unroll
@@ -275,8 +275,7 @@ template <class S> static __device__ __forceinline__ int summed_column(void)
 }
 
 /* Rows shrink where a reference moved. */
-template <class S>
-static __device__ __forceinline__ void shrink_rows(float out[S::MV][S::NV][4], const float *shrink)
+template <class S> static __device__ __forceinline__ void shrink_rows(float out[S::MV][S::NV][4], const float *shrink)
 {
     int g = ptx_thread() % 32 / 4, row0 = summed_row<S>();
 #pragma unroll

@@ -66,8 +66,8 @@ static __device__ __forceinline__ void expand_sixteen(const uint32_t codes[4], u
  * them is there; the other's are zeros. Says no, having done nothing, if a code or a scale asks for the long way.
  * Scales: of e4m3 codes f32 or e8m0, of e2m1 codes e4m3. */
 template <bool FP4>
-static __device__ __forceinline__ bool expand_two(const fmlac_pool &pool, uint32_t raw, uint32_t raw_pitch,
-                                                  uint32_t to, uint32_t there)
+static __device__ __forceinline__ bool expand_two(const fmlac_pool &pool, uint32_t raw, uint32_t raw_pitch, uint32_t to,
+                                                  uint32_t there)
 {
     int lane = ptx_thread() % 32, token = lane >> 2 & 1, part = (lane & 3) | lane >> 3 << 2;
     int dims = there >> token & 1 ? pool.quant_dims : 0; /* of this lane's token */

@@ -111,8 +111,7 @@ static __device__ __forceinline__ void next_of_indices(const fmlac_mqa &p, const
 }
 
 /* One warp: addresses and mask of the next tile; the entries after it are asked for. */
-template <class S>
-static __device__ __forceinline__ void next_tile(const fmlac_mqa &p, const mqa_shared &s, int ring)
+template <class S> static __device__ __forceinline__ void next_tile(const fmlac_mqa &p, const mqa_shared &s, int ring)
 {
     if (p.main.kind == FMLAC_LIST_PAGED) {
         next_of_pages<S>(p, s, ring);

@@ -26,8 +26,7 @@ template <class S> struct score_sums {
     float x[PARTS][S::QM][S::NT][4];
 };
 
-template <class S>
-static __device__ __forceinline__ void load_rows(uint32_t rows[S::QM][2][4], uint32_t q, int byte)
+template <class S> static __device__ __forceinline__ void load_rows(uint32_t rows[S::QM][2][4], uint32_t q, int byte)
 {
 #pragma unroll
     for (int m = 0; m < S::QM; m++) {
@@ -36,8 +35,7 @@ static __device__ __forceinline__ void load_rows(uint32_t rows[S::QM][2][4], uin
     }
 }
 
-template <class S>
-static __device__ __forceinline__ void load_tokens(uint32_t tokens[S::NT][4], uint32_t k, int byte)
+template <class S> static __device__ __forceinline__ void load_tokens(uint32_t tokens[S::NT][4], uint32_t k, int byte)
 {
 #pragma unroll
     for (int n = 0; n < S::NT; n++) {

@@ -24,8 +24,8 @@
 #define MQA_HELD_16 2
 #endif
 
-/* In how many steps kernels of 64 rows sum a tile of plain tokens, and bring anew what part of the slot is free then: 1 or
- * 2. */
+/* In how many steps kernels of 64 rows sum a tile of plain tokens, and bring anew what part of the slot is free then: 1
+ * or 2. */
 #ifndef MQA_HALVES
 #define MQA_HALVES 2
 #endif

@@ -164,8 +164,7 @@ static __device__ __forceinline__ void copy_raw_bytes(const fmlac_mqa &p, const 
 }
 
 /* The raw bytes of a warp's tokens of the ring's place `at` set out: data rows, and scale rows that lie elsewhere. */
-template <class S>
-static __device__ __forceinline__ void copy_raw(const fmlac_mqa &p, const mqa_shared &s, int at)
+template <class S> static __device__ __forceinline__ void copy_raw(const fmlac_mqa &p, const mqa_shared &s, int at)
 {
     constexpr int OWN = S::TOKENS / S::PW;
     static_assert(OWN <= 4, "eight lanes for the scales of a token");
