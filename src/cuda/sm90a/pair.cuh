@@ -288,8 +288,8 @@ static __device__ __forceinline__ void copy_query(const fmlac_mqa &p, const fmla
     ptx_copy_async_commit();
 }
 
-/* Q for piece number i, set out once the warpgroup's scores of the piece before are done in all warps; that of the first
- * may have set out early. */
+/* Q for piece number i, set out once the warpgroup's scores of the piece before are done in all warps; that of the
+ * first may have set out early. */
 template <int BLOCKS>
 static __device__ __forceinline__ void fetch_query(const fmlac_mqa &p, const pair_plan<BLOCKS> *m, uint32_t i,
                                                    int group)
