@@ -74,22 +74,16 @@ static __device__ __forceinline__ void store_16(const float o[128], const float 
     }
 }
 
-/* The same as floats: four lanes write 64 bytes on end. */
 static __device__ __forceinline__ void store_32(const float o[128], const float factor[2], float *const to[2])
 {
     int q = threadIdx.x % 4;
-    bool odd = q & 1;
 #pragma unroll
-    for (int j = 0; j < 32; j += 2) {
+    for (int j = 0; j < 32; j++) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            float x[4] = {o[4 * j + 2 * h] * factor[h], o[4 * j + 2 * h + 1] * factor[h],
-                          o[4 * j + 4 + 2 * h] * factor[h], o[4 * j + 4 + 2 * h + 1] * factor[h]};
-            float low = __shfl_xor_sync(0xFFFFFFFFu, odd ? x[0] : x[2], 1);
-            float high = __shfl_xor_sync(0xFFFFFFFFu, odd ? x[1] : x[3], 1);
-            float4 four = {odd ? low : x[0], odd ? high : x[1], odd ? x[2] : low, odd ? x[3] : high};
+            float2 pair = {o[4 * j + 2 * h] * factor[h], o[4 * j + 2 * h + 1] * factor[h]};
             if (to[h]) {
-                *(float4 *)(to[h] + j * 8 + (odd ? 8 + (q - 1) * 2 : q * 2)) = four;
+                *(float2 *)(to[h] + j * 8 + q * 2) = pair;
             }
         }
     }

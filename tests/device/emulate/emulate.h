@@ -75,7 +75,6 @@ void emu_copy_wait(int pending);
 void emu_yield(void);
 int emu_thread_id(void);
 void emu_copy_take(void (*each)(uint32_t to, const void *from, int size, int bytes));
-/* Where chance begins: FLASHMLA_EMULATE_SEED, 1 without it. */
 /* emulate_hopper.cpp: a block begins; a round of all warps is over: whether something asynchronous happened since. */
 void emu_hopper_begin(void);
 bool emu_hopper_round(void);
