@@ -549,6 +549,9 @@ template <int BLOCKS> static __device__ __forceinline__ void pair(const fmlac_mq
     ptx_cluster_sync();
     ptx_grid_wait();
     ptx_grid_launch_dependents();
+    if (threadIdx.x / 32 == MMA_WARPS + LOAD_WARPS) { /* here it has registers */
+        walk_begin(p, &m->walk, blockIdx.x / 2, gridDim.x / 2, threadIdx.x % 32);
+    }
     int group = __shfl_sync(0xFFFFFFFFu, (int)(threadIdx.x / 128), 0);
     int warp = __shfl_sync(0xFFFFFFFFu, (int)(threadIdx.x / 32), 0) - MMA_WARPS;
     if (group < 2) {

@@ -210,7 +210,6 @@ template <int BLOCKS> static __device__ __forceinline__ void find_tokens(const f
 {
     int lane = threadIdx.x % 32;
     uint32_t tile = 0; /* in all pieces */
-    walk_begin(p, &m->walk, blockIdx.x / 2, gridDim.x / 2, lane);
 #pragma unroll 1
     for (uint32_t i = 0;; i++) {
         scout_piece(p, m, i);

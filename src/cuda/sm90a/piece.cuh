@@ -191,7 +191,7 @@ static __device__ __forceinline__ void walk_next(const fmlac_mqa &p, piece_walk 
 {
     fmlac_work w;
     const fmlac_cut &cut = p.cut;
-    const cut_view view = walk->cut;
+    const cut_view &view = walk->cut; /* read anew: registers are dear where this runs */
     bool there = false;
     int64_t at = walk->at;
     for (; !there && (cut.parts == 0 ? at < cut.units * cut.columns : at < cut.units && view.starts[at] < walk->high);
