@@ -4,7 +4,8 @@
  * from the simplest on (budget: one file that builds alone), so that the first line that is wrong says which part is;
  * then times of large ones.
  *
- *   nvcc -O3 -gencode=arch=compute_90a,code=sm_90a -Isrc/cuda tests/device/hopper_probe.cu -o probe
+ *   nvcc -O3 -gencode=arch=compute_90a,code=sm_90a -Isrc/cuda -DPROBE_CODES -c tests/device/hopper_probe.cu -o codes.o
+ *   nvcc -O3 -gencode=arch=compute_90a,code=sm_90a -Isrc/cuda tests/device/hopper_probe.cu codes.o -o probe
  *   ./probe            checks, then times
  *   ./probe check      checks only;   ./probe time   times only
  *
@@ -26,7 +27,7 @@
 struct stuck {
     volatile uint32_t count, block, thread, barrier, parity;
 };
-__device__ stuck *stuck_report;
+static __device__ stuck *stuck_report;
 static __device__ __forceinline__ void give_up(uint32_t barrier, uint32_t parity, uint32_t looks)
 {
     if (looks > (1u << 24)) {
@@ -42,11 +43,22 @@ static __device__ __forceinline__ void give_up(uint32_t barrier, uint32_t parity
 #define PTX_WAIT_HOOK(barrier, parity, looks) give_up(barrier, parity, looks)
 #endif
 
-#include "sm90a/mqa_bf16.cu"
-#undef RELAY_KERNEL
+void watch_codes(void *report);
+
+#ifdef PROBE_CODES /* these kernels' tiles have another size: a file of their own */
 #include "sm90a/mqa_codes.cu"
+void watch_codes(void *report)
+{
+    cudaMemcpyToSymbol(stuck_report, &report, sizeof report);
+}
+#else
+
+#include "sm90a/mqa_bf16.cu"
 #include "sm80/plan.cu"
 #include "sm80/combine.cu"
+
+extern "C" __global__ void fmlak_mqa_codes_bf16_512_sm90a(const __grid_constant__ fmlac_mqa_sm90a all);
+extern "C" __global__ void fmlak_mqa_codes_bf16_576_sm90a(const __grid_constant__ fmlac_mqa_sm90a all);
 
 enum { PAGES, TWINS, ROWS_16, V32, V41, V41_FP4 }; /* TWINS: pages, two blocks share tokens */
 enum { ALL, NO_QUERY, NO_VALUE };
@@ -259,6 +271,7 @@ static void describe_pool(const problem &x, const tensors &t, fmlac_pool *pool)
         pool->scale = x.source == V32 ? FMLAC_F32 : x.source == V41 ? FMLAC_F8_E8M0 : FMLAC_F8_E4M3;
         pool->scale_offset = x.source == V41_FP4 ? 256 : 512;
         pool->rope_offset = 528;
+        pool->data_row_bytes = bytes_of_token(x);
     }
 }
 
@@ -314,7 +327,7 @@ static run_state describe(const problem &x, const tensors &t, int processors)
     p.empty_lse = -INFINITY;
     p.lse_factor = 1;
     p.tile_rows = x.source == TWINS ? 128 : 64;
-    p.tile_tokens = 64;
+    p.tile_tokens = x.source >= V32 ? FMLAC_CODES_TOKENS : 64;
     p.aligned = 1;
     describe_rows(&p.q, on_device(t.q), FMLAC_BF16, x.s_q, x.heads, x.d_qk);
     r.out = on_device(out);
@@ -594,6 +607,7 @@ int main(int argc, char **argv)
     memset((void *)report, 0, sizeof *report);
     must(cudaHostGetDevicePointer((void **)&seen_from_device, report, 0), "mapped memory");
     must(cudaMemcpyToSymbol(stuck_report, &seen_from_device, sizeof seen_from_device), "symbol");
+    watch_codes(seen_from_device);
 #endif
     if (argc < 2 || strcmp(argv[1], "time") != 0) {
         for (const problem &x : checks) {
@@ -621,3 +635,5 @@ int main(int argc, char **argv)
 #endif
     return failures != 0;
 }
+
+#endif

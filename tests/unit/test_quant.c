@@ -48,6 +48,16 @@ static void check_expand(const fmlai_quant_kernels *k, const fmlai_pool *pool, c
     assert_true(count <= TOKENS_MAX && d <= D_MAX);
     memset(f32, 0xA5, sizeof f32);
     memset(bf16, 0xA5, sizeof bf16);
+    fmlai_expand_for(k->exact_f32, pool)(pool, slots, count, head, f32, stride);
+    for (int32_t i = 0; i < count; i++) {
+        fmlai_token_read_f32(pool, slots[i], head, expected);
+        for (int32_t j = 0; j < d; j++) {
+            if (!same_f32(f32[i * stride + j], expected[j])) {
+                fail_msg("%s: token %d, dim %d: exactly %a, should be %a", pool->format.name, i, j,
+                         (double)f32[i * stride + j], (double)expected[j]);
+            }
+        }
+    }
     fmlai_expand_for(k->expand_f32, pool)(pool, slots, count, head, f32, stride);
     if (pool->format.element != FMLA_F16) {
         fmlai_expand_for(k->expand_bf16, pool)(pool, slots, count, head, bf16, stride);

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * quant_avx2.c: tokens to float tiles with AVX2 and F16C, and the quantisers. bf16 tiles are no use to a tier
- * without a bf16 dot product and stay with the scalar tier.
+ * quant_avx2.c: tokens to floats and bf16 with AVX2 and F16C, and the quantisers.
  *
  * e4m3 goes through fp16: its exponent and fraction moved to fp16's places make the value times 2^-8,
  * subnormals included, and the conversion to float ignores denormals-are-zero. NaN codes get fp16's NaN
@@ -31,8 +30,29 @@ ALWAYS_INLINE __m256 round_to_bf16(__m256 x)
                             _mm256_castsi256_ps(_mm256_and_si256(quiet, upper)), nan);
 }
 
-/* n codes (a multiple of 16) of one group. */
-ALWAYS_INLINE void e4m3_group(float *dst, const uint8_t *codes, int32_t n, float scale, bool round)
+/* Where 16 values go: floats as they are, floats rounded to bf16, bf16. A constant in each caller. */
+typedef enum target { TARGET_EXACT, TARGET_F32, TARGET_BF16 } target;
+
+/* round: the values may have more bits than bf16. */
+ALWAYS_INLINE void put_16(void *dst, int32_t at, __m256 low, __m256 high, bool round, target to)
+{
+    if (round && to != TARGET_EXACT) {
+        low = round_to_bf16(low);
+        high = round_to_bf16(high);
+    }
+    if (to == TARGET_BF16) {
+        __m256i packed = _mm256_packus_epi32(_mm256_srli_epi32(_mm256_castps_si256(low), 16),
+                                             _mm256_srli_epi32(_mm256_castps_si256(high), 16));
+        _mm256_storeu_si256((__m256i *)((uint16_t *)dst + at), _mm256_permute4x64_epi64(packed, 0xD8));
+    } else {
+        _mm256_storeu_ps((float *)dst + at, low);
+        _mm256_storeu_ps((float *)dst + at + 8, high);
+    }
+}
+
+/* n codes (a multiple of 16) of one group, to dst[at..]. */
+ALWAYS_INLINE void e4m3_group(void *dst, int32_t at, const uint8_t *codes, int32_t n, float scale, bool round,
+                              target to)
 {
     const __m256i no_bit14 = _mm256_set1_epi16((short)0xBFFF), magnitude = _mm256_set1_epi16(0x7FFF);
     const __m256i nan_code = _mm256_set1_epi16(0x3F80), nan_bits = _mm256_set1_epi16(0x7E00);
@@ -46,28 +66,27 @@ ALWAYS_INLINE void e4m3_group(float *dst, const uint8_t *codes, int32_t n, float
         __m256 high = _mm256_cvtph_ps(_mm256_extracti128_si256(half, 1));
         low = _mm256_mul_ps(_mm256_mul_ps(low, unit), factor);
         high = _mm256_mul_ps(_mm256_mul_ps(high, unit), factor);
-        _mm256_storeu_ps(dst + j, round ? round_to_bf16(low) : low);
-        _mm256_storeu_ps(dst + j + 8, round ? round_to_bf16(high) : high);
+        put_16(dst, at + j, low, high, round, to);
     }
 }
 
 /* 16 codes of one group: the eight magnitudes times the scale are a table; every product fits bf16. */
-ALWAYS_INLINE void e2m1_group(float *dst, const uint8_t *codes, float scale)
+ALWAYS_INLINE void e2m1_group(void *dst, int32_t at, const uint8_t *codes, float scale, target to)
 {
     const __m256 magnitudes = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
     const __m128i low4 = _mm_set1_epi8(15);
     const __m256i sign = _mm256_set1_epi32((int)0x80000000u);
-    __m256 table = _mm256_mul_ps(magnitudes, _mm256_set1_ps(scale));
+    __m256 table = _mm256_mul_ps(magnitudes, _mm256_set1_ps(scale)), value[2];
     __m128i bytes = _mm_loadl_epi64((const __m128i *)codes);
     __m128i both =
         _mm_unpacklo_epi8(_mm_and_si128(bytes, low4), _mm_and_si128(_mm_srli_epi16(bytes, 4), low4));
     for (int32_t half = 0; half < 2; half++) {
         __m256i code = _mm256_cvtepu8_epi32(both);
         __m256i negative = _mm256_and_si256(_mm256_slli_epi32(code, 28), sign);
-        __m256 value = _mm256_permutevar8x32_ps(table, code);
-        _mm256_storeu_ps(dst + 8 * half, _mm256_xor_ps(value, _mm256_castsi256_ps(negative)));
+        value[half] = _mm256_xor_ps(_mm256_permutevar8x32_ps(table, code), _mm256_castsi256_ps(negative));
         both = _mm_unpackhi_epi64(both, both);
     }
+    put_16(dst, at, value[0], value[1], false, to);
 }
 
 static void bf16_row(float *dst, const uint8_t *src, int32_t n)
@@ -79,6 +98,16 @@ static void bf16_row(float *dst, const uint8_t *src, int32_t n)
         _mm256_storeu_ps(dst + j, _mm256_castsi256_ps(bits));
     }
     fmlai_row_load(dst + j, src, FMLA_BF16, j, n - j);
+}
+
+/* n bf16 values to dst[at..]. */
+ALWAYS_INLINE void bf16_values(void *dst, int32_t at, const uint8_t *src, int32_t n, target to)
+{
+    if (to == TARGET_BF16) {
+        memcpy((uint16_t *)dst + at, src, 2 * (size_t)n);
+    } else {
+        bf16_row((float *)dst + at, src, n);
+    }
 }
 
 static void f16_row(float *dst, const uint8_t *src, int32_t n)
@@ -105,80 +134,96 @@ ALWAYS_INLINE bool products_fit(int32_t biased_exponent)
     return biased_exponent >= 3;
 }
 
-ALWAYS_INLINE void e8m0_groups(float *dst, const uint8_t *codes, const uint8_t *scales, int32_t dims,
-                               int32_t group)
+ALWAYS_INLINE void e8m0_groups(void *dst, const uint8_t *codes, const uint8_t *scales, int32_t dims,
+                               int32_t group, target to)
 {
     for (int32_t g = 0; g < dims / group; g++) {
         float scale = fmlai_f32_from_e8m0(scales[g]);
         if (products_fit(scales[g])) {
-            e4m3_group(dst + g * group, codes + g * group, group, scale, false);
+            e4m3_group(dst, g * group, codes + g * group, group, scale, false, to);
         } else {
-            e4m3_group(dst + g * group, codes + g * group, group, scale, true);
+            e4m3_group(dst, g * group, codes + g * group, group, scale, true, to);
         }
     }
 }
 
-static void expand_v32(const fmlai_pool *pool, const int64_t *slots, int32_t count, int32_t head, void *dst,
-                       int64_t dst_stride)
+/* One token each. */
+ALWAYS_INLINE void read_v32(void *dst, fmlai_token_at at, target to)
 {
-    (void)head;
-    for (int32_t i = 0; i < count; i++) {
-        fmlai_token_at at = fmlai_token_walk(pool, slots, count, i, 0, 656);
-        float *out = (float *)dst + i * dst_stride;
-        for (int32_t g = 0; g < 4; g++) {
-            uint32_t bits;
-            float scale;
-            memcpy(&bits, at.scales + 4 * g, sizeof bits);
-            memcpy(&scale, &bits, sizeof scale);
-            if ((bits & 0x7FFFFF) == 0 && products_fit((int32_t)(bits >> 23 & 255))) {
-                e4m3_group(out + 128 * g, at.row + 128 * g, 128, scale, false);
-            } else {
-                e4m3_group(out + 128 * g, at.row + 128 * g, 128, scale, true);
-            }
-        }
-        bf16_row(out + 512, at.row + 528, 64);
-    }
-}
-
-static void expand_v4(const fmlai_pool *pool, const int64_t *slots, int32_t count, int32_t head, void *dst,
-                      int64_t dst_stride)
-{
-    (void)head;
-    for (int32_t i = 0; i < count; i++) {
-        fmlai_token_at at = fmlai_token_walk(pool, slots, count, i, 0, 576);
-        float *out = (float *)dst + i * dst_stride;
-        e8m0_groups(out, at.row, at.scales, 448, 64);
-        bf16_row(out + 448, at.row + 448, 64);
-    }
-}
-
-static void expand_v41(const fmlai_pool *pool, const int64_t *slots, int32_t count, int32_t head, void *dst,
-                       int64_t dst_stride)
-{
-    (void)head;
-    for (int32_t i = 0; i < count; i++) {
-        fmlai_token_at at = fmlai_token_walk(pool, slots, count, i, 0, 512);
-        e8m0_groups((float *)dst + i * dst_stride, at.row, at.scales, 512, 32);
-    }
-}
-
-static void expand_v41_fp4(const fmlai_pool *pool, const int64_t *slots, int32_t count, int32_t head,
-                           void *dst, int64_t dst_stride)
-{
-    (void)head;
-    for (int32_t i = 0; i < count; i++) {
-        fmlai_token_at at = fmlai_token_walk(pool, slots, count, i, 0, 256);
-        float *out = (float *)dst + i * dst_stride;
-        float scales[32];
-        e4m3_group(scales, at.scales, 32, 1.0f, false);
-        for (int32_t g = 0; g < 32; g++) {
-            e2m1_group(out + 16 * g, at.row + 8 * g, scales[g]);
+    for (int32_t g = 0; g < 4; g++) {
+        uint32_t bits;
+        float scale;
+        memcpy(&bits, at.scales + 4 * g, sizeof bits);
+        memcpy(&scale, &bits, sizeof scale);
+        if ((bits & 0x7FFFFF) == 0 && products_fit((int32_t)(bits >> 23 & 255))) {
+            e4m3_group(dst, 128 * g, at.row + 128 * g, 128, scale, false, to);
+        } else {
+            e4m3_group(dst, 128 * g, at.row + 128 * g, 128, scale, true, to);
         }
     }
+    bf16_values(dst, 512, at.row + 528, 64, to);
 }
 
-static void expand_plain_bf16(const fmlai_pool *pool, const int64_t *slots, int32_t count, int32_t head,
-                              void *dst, int64_t dst_stride)
+ALWAYS_INLINE void read_v4(void *dst, fmlai_token_at at, target to)
+{
+    e8m0_groups(dst, at.row, at.scales, 448, 64, to);
+    bf16_values(dst, 448, at.row + 448, 64, to);
+}
+
+ALWAYS_INLINE void read_v41(void *dst, fmlai_token_at at, target to)
+{
+    e8m0_groups(dst, at.row, at.scales, 512, 32, to);
+}
+
+ALWAYS_INLINE void read_v41_fp4(void *dst, fmlai_token_at at, target to)
+{
+    float scales[32];
+    e4m3_group(scales, 0, at.scales, 32, 1.0f, false, TARGET_EXACT);
+    for (int32_t g = 0; g < 32; g++) {
+        e2m1_group(dst, 16 * g, at.row + 8 * g, scales[g], to);
+    }
+}
+
+typedef void (*token_reader)(void *dst, fmlai_token_at at, target to);
+
+/* read and to are constants in each caller. */
+ALWAYS_INLINE void walk_tokens(token_reader read, target to, int32_t row_bytes, const fmlai_pool *pool,
+                               const int64_t *slots, int32_t count, void *dst, int64_t dst_stride)
+{
+    int64_t size = to == TARGET_BF16 ? (int64_t)sizeof(uint16_t) : (int64_t)sizeof(float);
+    for (int32_t i = 0; i < count; i++) {
+        read((uint8_t *)dst + i * dst_stride * size, fmlai_token_walk(pool, slots, count, i, 0, row_bytes), to);
+    }
+}
+
+/* The three functions of a format whose rows have so many bytes. */
+#define READERS(format, row_bytes)                                                                                  \
+    static void exact_##format(const fmlai_pool *pool, const int64_t *slots, int32_t count, int32_t head,           \
+                               void *dst, int64_t dst_stride)                                                       \
+    {                                                                                                               \
+        (void)head;                                                                                                 \
+        walk_tokens(read_##format, TARGET_EXACT, row_bytes, pool, slots, count, dst, dst_stride);                   \
+    }                                                                                                               \
+    static void f32_##format(const fmlai_pool *pool, const int64_t *slots, int32_t count, int32_t head, void *dst,  \
+                             int64_t dst_stride)                                                                    \
+    {                                                                                                               \
+        (void)head;                                                                                                 \
+        walk_tokens(read_##format, TARGET_F32, row_bytes, pool, slots, count, dst, dst_stride);                     \
+    }                                                                                                               \
+    static void bf16_##format(const fmlai_pool *pool, const int64_t *slots, int32_t count, int32_t head, void *dst, \
+                              int64_t dst_stride)                                                                   \
+    {                                                                                                               \
+        (void)head;                                                                                                 \
+        walk_tokens(read_##format, TARGET_BF16, row_bytes, pool, slots, count, dst, dst_stride);                    \
+    }
+
+READERS(v32, 656)
+READERS(v4, 576)
+READERS(v41, 512)
+READERS(v41_fp4, 256)
+
+static void f32_plain_bf16(const fmlai_pool *pool, const int64_t *slots, int32_t count, int32_t head, void *dst,
+                           int64_t dst_stride)
 {
     int32_t d_qk = pool->format.d_qk;
     for (int32_t i = 0; i < count; i++) {
@@ -187,8 +232,8 @@ static void expand_plain_bf16(const fmlai_pool *pool, const int64_t *slots, int3
     }
 }
 
-static void expand_plain_f16(const fmlai_pool *pool, const int64_t *slots, int32_t count, int32_t head,
-                             void *dst, int64_t dst_stride)
+static void f32_plain_f16(const fmlai_pool *pool, const int64_t *slots, int32_t count, int32_t head, void *dst,
+                          int64_t dst_stride)
 {
     int32_t d_qk = pool->format.d_qk;
     for (int32_t i = 0; i < count; i++) {
@@ -246,6 +291,12 @@ static void e4m3_encode(uint8_t *codes, const float *x, int32_t n, float factor)
     }
 }
 
+/* Of a normal number's exponent. */
+ALWAYS_INLINE float power_of_two(int32_t exponent)
+{
+    return fmlai_f32_of_bits((uint32_t)(127 + exponent) << 23);
+}
+
 /* Quantiser A: the scale is 2^e, so dividing by it is multiplying by 2^-e. False: some value is not finite.
  */
 static bool write_e4m3(const fmla_format_info *f, uint8_t *row, uint8_t *scales, const float *src)
@@ -263,12 +314,12 @@ static bool write_e4m3(const fmla_format_info *f, uint8_t *row, uint8_t *scales,
     }
     for (int32_t g = 0; g < groups; g++) {
         if (f->scale == FMLA_F32) {
-            float scale = ldexpf(1.0f, exponent[g]);
+            float scale = power_of_two(exponent[g]);
             memcpy(scales + 4 * g, &scale, sizeof scale);
         } else {
             scales[g] = (uint8_t)(exponent[g] + 127);
         }
-        e4m3_encode(row + g * f->group, src + g * f->group, f->group, ldexpf(1.0f, -exponent[g]));
+        e4m3_encode(row + g * f->group, src + g * f->group, f->group, power_of_two(-exponent[g]));
     }
     fmlai_row_store(row + f->rope_offset, FMLA_BF16, 0, src + f->quant_dims, f->rope_dims);
     return true;
@@ -303,19 +354,20 @@ ALWAYS_INLINE void e2m1_encode8(uint8_t *codes, const float *x, __m256 scale)
 /* Quantiser C. False: some value is not finite. */
 static bool write_e2m1(uint8_t *row, uint8_t *scales, const float *src)
 {
-    float amax[32];
+    float u[32], scale[32];
     for (int32_t g = 0; g < 32; g++) {
-        amax[g] = amax_of(src + 16 * g, 16);
-        if (!isfinite(amax[g])) {
+        float amax = amax_of(src + 16 * g, 16);
+        if (!isfinite(amax)) {
             return false;
         }
+        amax /= 6.0f;
+        u[g] = amax < 0x1p-9f ? 0x1p-9f : amax > 448.0f ? 448.0f : amax;
     }
+    e4m3_encode(scales, u, 32, 1.0f);
+    e4m3_group(scale, 0, scales, 32, 1.0f, false, TARGET_EXACT);
     for (int32_t g = 0; g < 32; g++) {
-        float u = amax[g] / 6.0f;
-        scales[g] = fmlai_e4m3_from_f32(u < 0x1p-9f ? 0x1p-9f : u > 448.0f ? 448.0f : u);
-        __m256 scale = _mm256_set1_ps(fmlai_f32_from_e4m3(scales[g]));
-        e2m1_encode8(row + 8 * g, src + 16 * g, scale);
-        e2m1_encode8(row + 8 * g + 4, src + 16 * g + 8, scale);
+        e2m1_encode8(row + 8 * g, src + 16 * g, _mm256_set1_ps(scale[g]));
+        e2m1_encode8(row + 8 * g + 4, src + 16 * g + 8, _mm256_set1_ps(scale[g]));
     }
     return true;
 }
@@ -349,20 +401,28 @@ static uint8_t cast(const float *x, int32_t n, uint8_t *codes)
         return fmlai_fp8_cast_group(x, n, codes);
     }
     int32_t e = fmlai_ceil_log2_f32((amax < 1e-4f ? 1e-4f : amax) / 448.0f);
-    e4m3_encode(codes, x, n, fmlai_f32_of_bits((uint32_t)(127 - e) << 23));
+    e4m3_encode(codes, x, n, power_of_two(-e));
     return (uint8_t)(127 + e);
+}
+
+static void set_readers(fmlai_quant_kernels *k, fmla_kv_format format, fmlai_expand exact, fmlai_expand f32,
+                        fmlai_expand bf16)
+{
+    k->exact_f32[format] = exact;
+    k->expand_f32[format] = f32;
+    k->expand_bf16[format] = bf16;
 }
 
 void fmlai_quant_init_avx2(fmlai_quant_kernels *k)
 {
-    k->expand_f32[FMLA_KV_BF16] = expand_plain_bf16;
-    k->expand_f32[FMLA_KV_F16] = expand_plain_f16;
-    k->expand_f32[FMLA_KV_V32] = expand_v32;
-    k->expand_f32[FMLA_KV_V4] = expand_v4;
-    k->expand_f32[FMLA_KV_V41] = expand_v41;
-    k->expand_f32[FMLA_KV_V41_PAGE] = expand_v41;
-    k->expand_f32[FMLA_KV_V41_FP4] = expand_v41_fp4;
-    k->expand_f32[FMLA_KV_V41_FP4_PAGE] = expand_v41_fp4;
+    k->expand_f32[FMLA_KV_BF16] = k->exact_f32[FMLA_KV_BF16] = f32_plain_bf16;
+    k->expand_f32[FMLA_KV_F16] = k->exact_f32[FMLA_KV_F16] = f32_plain_f16;
+    set_readers(k, FMLA_KV_V32, exact_v32, f32_v32, bf16_v32);
+    set_readers(k, FMLA_KV_V4, exact_v4, f32_v4, bf16_v4);
+    set_readers(k, FMLA_KV_V41, exact_v41, f32_v41, bf16_v41);
+    set_readers(k, FMLA_KV_V41_PAGE, exact_v41, f32_v41, bf16_v41);
+    set_readers(k, FMLA_KV_V41_FP4, exact_v41_fp4, f32_v41_fp4, bf16_v41_fp4);
+    set_readers(k, FMLA_KV_V41_FP4_PAGE, exact_v41_fp4, f32_v41_fp4, bf16_v41_fp4);
     k->write = write_token;
     k->cast = cast;
 }

@@ -48,15 +48,15 @@ static void transpose(float *dst, int64_t dst_stride, const float *src, int64_t 
 static void pack_rows(void *packed, const float *src, int64_t src_stride, int32_t rows, int32_t d)
 {
     int32_t lanes = fmlai_tile_lanes(rows);
-    for (int32_t r = 0; r < lanes; r += 8) {
+    for (int32_t r = 0; r < lanes; r += LANES) {
         float *dst = (float *)packed + (int64_t)(r / STRIP) * d * STRIP + r % STRIP;
         const float *from = src + r * src_stride;
         int32_t k = 0;
-        for (; r + 8 <= rows && k + 8 <= d; k += 8) {
+        for (; r + LANES <= rows && k + LANES <= d; k += LANES) {
             transpose(dst + k * STRIP, STRIP, from + k, src_stride);
         }
         for (; k < d; k++) {
-            for (int32_t i = 0; i < 8; i++) {
+            for (int32_t i = 0; i < LANES; i++) {
                 dst[k * STRIP + i] = r + i < rows ? from[i * src_stride + k] : 0.0f;
             }
         }

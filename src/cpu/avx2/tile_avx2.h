@@ -16,7 +16,9 @@
 
 #include "../tile.h"
 
-#define STRIP 16 /* dims of sums, and rows of scores, that a kernel holds: two registers */
+#define LANES         8  /* floats of a vector */
+#define STRIP         16 /* dims of sums, and rows of scores, that a kernel holds: two vectors */
+#define STRIP_VECTORS 2
 
 static inline int64_t weights_stride(int32_t rows)
 {

@@ -20,6 +20,7 @@ typedef struct fmlai_quant_kernels {
     fmlai_expand
         expand_f32[FMLA_KV_COUNT + 1]; /* by fmla_kv_format; [FMLA_KV_COUNT]: CUSTOM, by description */
     fmlai_expand expand_bf16[FMLA_KV_COUNT + 1];
+    fmlai_expand exact_f32[FMLA_KV_COUNT + 1]; /* to floats without the rounding to bf16: as fmlai_token_read_f32 */
     /* Quantises one token of d_qk floats into a slot; as fmlai_token_write. */
     void (*write)(const fmlai_pool *pool, int64_t slot, int32_t head, const float *src, fmla_dtype src_dtype,
                   fmla_quantizer quantizer);

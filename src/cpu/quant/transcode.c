@@ -156,26 +156,44 @@ static void zero_row(const fmlai_transcode *p, int64_t first)
     memset((uint8_t *)p->rows.data + (size_t)first * size, 0, (size_t)p->pool.format.d_qk * size);
 }
 
+/* Tokens first..first+count-1 of a head, all of which exist. */
+static void dequantize_run(const gather *g, int64_t first, const int64_t *slots, int32_t count, int32_t head)
+{
+    const fmlai_transcode *p = g->p;
+    int64_t at = first * p->rows.stride[0] + head * p->rows.stride[1];
+    if (p->rows.dtype == FMLA_BF16 && p->pool.format.element != FMLA_F16) { /* what attention sees */
+        fmlai_expand_for(g->cpu->quant.expand_bf16, &p->pool)(&p->pool, slots, count, head,
+                                                              (uint16_t *)p->rows.data + at, p->rows.stride[0]);
+    } else if (p->rows.dtype == FMLA_F32) {
+        fmlai_expand_for(g->cpu->quant.exact_f32, &p->pool)(&p->pool, slots, count, head, (float *)p->rows.data + at,
+                                                            p->rows.stride[0]);
+    } else {
+        for (int32_t i = 0; i < count; i++) {
+            dequantize_token(p, slots[i], head, at + i * p->rows.stride[0]);
+        }
+    }
+}
+
 static void gather_task(void *user, int64_t task, int32_t worker)
 {
     const gather *g = user;
     const fmlai_transcode *p = g->p;
-    int64_t end = (task + 1) * BLOCK_TOKENS < p->count ? (task + 1) * BLOCK_TOKENS : p->count;
-    /* bf16 results are what attention sees: the expand functions of the tier. */
-    bool expand = p->rows.dtype == FMLA_BF16 && p->pool.format.element != FMLA_F16;
-    fmlai_expand to_bf16 = fmlai_expand_for(g->cpu->quant.expand_bf16, &p->pool);
+    int64_t begin = task * BLOCK_TOKENS, slots[BLOCK_TOKENS];
+    int32_t count = (int32_t)(p->count - begin < BLOCK_TOKENS ? p->count - begin : BLOCK_TOKENS);
 
     (void)worker;
+    for (int32_t i = 0; i < count; i++) {
+        slots[i] = fmlai_slot_at(&p->slots, begin + i);
+    }
     for (int32_t h = 0; h < p->heads; h++) {
-        for (int64_t i = task * BLOCK_TOKENS; i < end; i++) {
-            int64_t slot = fmlai_slot_at(&p->slots, i);
-            int64_t first = i * p->rows.stride[0] + h * p->rows.stride[1];
-            if (!fmlai_slot_valid(&p->pool, slot)) {
-                zero_row(p, first);
-            } else if (expand) {
-                to_bf16(&p->pool, &slot, 1, h, (uint16_t *)p->rows.data + first, 0);
+        for (int32_t i = 0, run; i < count; i += run) {
+            for (run = 0; i + run < count && fmlai_slot_valid(&p->pool, slots[i + run]); run++) {
+            }
+            if (run > 0) {
+                dequantize_run(g, begin + i, slots + i, run, h);
             } else {
-                dequantize_token(p, slot, h, first);
+                zero_row(p, (begin + i) * p->rows.stride[0] + h * p->rows.stride[1]);
+                run = 1;
             }
         }
     }

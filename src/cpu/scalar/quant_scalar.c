@@ -18,6 +18,14 @@ static void expand_f32(const fmlai_pool *pool, const int64_t *slots, int32_t cou
     }
 }
 
+static void exact_f32(const fmlai_pool *pool, const int64_t *slots, int32_t count, int32_t head, void *dst,
+                      int64_t dst_stride)
+{
+    for (int32_t i = 0; i < count; i++) {
+        fmlai_token_read_f32(pool, slots[i], head, (float *)dst + i * dst_stride);
+    }
+}
+
 static void expand_bf16(const fmlai_pool *pool, const int64_t *slots, int32_t count, int32_t head, void *dst,
                         int64_t dst_stride)
 {
@@ -44,6 +52,7 @@ void fmlai_quant_init_scalar(fmlai_quant_kernels *k)
     for (int32_t f = 0; f <= FMLA_KV_COUNT; f++) {
         k->expand_f32[f] = expand_f32;
         k->expand_bf16[f] = expand_bf16;
+        k->exact_f32[f] = exact_f32;
     }
     k->write = fmlai_token_write;
     k->cast = fmlai_cpu_cast_group;

@@ -43,6 +43,7 @@ static __device__ __forceinline__ void request_tokens(const int32_t *cu_seqlens,
 static __device__ __forceinline__ int64_t request_of_token(const int32_t *cu_seqlens, int64_t batch, int64_t token)
 {
     int64_t low = 0, high = batch;
+#pragma unroll 1
     while (high - low > 1) {
         int64_t middle = low + (high - low) / 2;
         if (cu_seqlens[middle] <= token) {
@@ -81,10 +82,7 @@ static __device__ __forceinline__ int64_t paged_count(const fmlac_mqa *p, int64_
     } else if (list->causal) {
         visible = length - queries + at + 1;
     }
-    visible = clamped(visible, 0, length);
-    /* max_pages * page_size may exceed 64 bits, the number of needed pages does not. */
-    int64_t page_size = list->pool.page_size;
-    return quotient(visible + page_size - 1, page_size) > list->max_pages ? list->max_pages * page_size : visible;
+    return clamped(visible, 0, length < list->capacity ? length : list->capacity);
 }
 
 /* INDEXED: entries of a query token's row that count. */

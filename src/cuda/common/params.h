@@ -65,6 +65,7 @@ typedef struct fmlac_list {
     const int32_t *block_table;
     int64_t table_stride;
     int64_t max_pages;
+    int64_t capacity; /* tokens in max_pages pages, at most INT32_MAX */
     const int32_t *seqlens;
     fmlac_lengths bound;
     const int32_t *indices;
@@ -107,17 +108,28 @@ typedef struct fmlac_cut {
     int64_t row_tiles;     /* per KV head and unit; ragged: slots for row tiles of the whole batch */
     int64_t parts;         /* 0: direct, block = unit * columns + column, never split */
     int32_t overhead;      /* cost of a piece, in tiles */
-    int32_t least;         /* tiles that a piece has at least, unless the whole list is shorter */
-    int64_t *starts;       /* workspace: units + 1 costs before each unit, then the cost of a part */
+    int32_t least;         /* tiles that a piece has at least, unless a part or the whole list is shorter */
+    int32_t longest;       /* cost of a unit whose list is as long as it can be */
+    int32_t join;          /* what one part more costs all others, in tiles / 256 */
+    int32_t own;           /* blocks find the cut by themselves: units <= FMLAC_OWN_UNITS; 0: the plan kernel does */
+    int32_t *starts;       /* workspace: units + 1 costs before each unit, cost of a part, tiles of a piece at least */
     float *partial;        /* workspace: blocks * 2 results of rows * d_pad floats */
     float *partial_scalar; /* blocks * 2 * rows pairs (lse in base 2, maximum) */
 } fmlac_cut;
+
+/* Units whose cut every block finds by itself. */
+#ifndef FMLAC_OWN_UNITS
+#define FMLAC_OWN_UNITS 256
+#endif
+/* The same where shared memory is short: quantised tokens for up to 64 heads on Hopper. */
+#define FMLAC_OWN_UNITS_CODES (FMLAC_OWN_UNITS < 64 ? FMLAC_OWN_UNITS : 64)
 
 /* The portable core: rows of Q and of tokens in shared memory, limits of its shapes. */
 #define FMLAC_MQA_PITCH    1168
 #define FMLAC_TILE_TOKENS  64
 #define FMLAC_TOKEN_GROUPS 4
 #define FMLAC_STAGES_MAX   5
+#define FMLAC_WORK_BYTES   192 /* of the work and the piece in hand */
 
 /* Its shared memory: byte offsets, Q at 0. See sm80/mqa_shared.cuh. */
 typedef struct fmlac_places {

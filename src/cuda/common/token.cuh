@@ -117,11 +117,12 @@ static __device__ __forceinline__ void spread_e4m3(uint32_t codes, uint32_t out[
 /* Four e2m1 codes (16 bits) as bf16. */
 static __device__ __forceinline__ void spread_e2m1(uint32_t codes, uint32_t out[2])
 {
-    uint32_t select = codes & 0x7777u;
+    uint32_t select = codes & 0x7777u, signs = codes & 0x8888u;
     uint32_t high = __byte_perm(0x3F3F3F00u, 0x40404040u, select);
     uint32_t low = __byte_perm(0xC0800000u, 0xC0804000u, select);
-    out[0] = __byte_perm(low, high, 0x5140) | (codes << 12 & 0x8000u) | (codes << 24 & 0x80000000u);
-    out[1] = __byte_perm(low, high, 0x7362) | (codes << 4 & 0x8000u) | (codes << 16 & 0x80000000u);
+    /* signs to bits 15 and 31 by one product each: what else they make is masked out, and carries stay between */
+    out[0] = __byte_perm(low, high, 0x5140) | (signs * 0x01001000u & 0x80008000u);
+    out[1] = __byte_perm(low, high, 0x7362) | (signs * 0x00010010u & 0x80008000u);
 }
 
 /* Sixteen elements j..j+15 of one group, the long way: any scale, any outer scale, NaN codes. Codes and scales in

@@ -122,6 +122,10 @@ static void describe_list(fmlac_list *to, const fmlai_token_list *from)
     to->block_table = from->block_table;
     to->table_stride = from->table_stride;
     to->max_pages = from->max_pages;
+    if (from->kind == FMLAI_LIST_PAGED) {
+        bool many = from->max_pages > INT32_MAX / from->pool.page_size;
+        to->capacity = many ? INT32_MAX : from->max_pages * from->pool.page_size;
+    }
     to->seqlens = from->seqlens;
     to->causal = from->causal;
     to->indices = from->indices;

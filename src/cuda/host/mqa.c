@@ -12,6 +12,14 @@
 #define PIECE_TOKENS    256   /* least length of a piece of a cut list */
 #define MANY_PIECES     8     /* of a unit on average: the combine kernel for many pieces */
 #define OVERHEAD_TOKENS 256   /* what beginning and ending a piece costs, in tokens */
+#define COST_MAX        (INT32_MAX / 2) /* of all units together: the kernels count in 32 bits */
+/* What the length of pieces follows from (common/work.cuh): nanoseconds. */
+#ifndef FMLAC_JOIN_PS
+#define FMLAC_JOIN_PS 800 /* writing and reading a row of a partial result, in all multiprocessors, picoseconds */
+#endif
+#ifndef FMLAC_WHOLE_TOKENS
+#define FMLAC_WHOLE_TOKENS 192 /* lists no longer than that are not cut */
+#endif
 
 extern void fmlak_mqa_bf16_16x32_sm80(void);
 extern void fmlak_mqa_bf16_32x16_sm80(void);
@@ -97,7 +105,7 @@ static fmlac_places places_of(const fmlac_kernel *k, const fmlac_mqa *p, int sta
     at.mask = at.scale + (p->quantised ? ring * k->tokens * 8 : 0);
     at.barriers = at.mask + ring * 8;
     at.work = at.barriers + (stages + 1) * 8;
-    at.bytes = at.work + 192; /* work and piece */
+    at.bytes = at.work + FMLAC_WORK_BYTES + (FMLAC_OWN_UNITS + 1) * 4;
     return at;
 }
 
@@ -183,6 +191,23 @@ static decision decide(const fmlac_state *state, const fmlai_mqa *from, fmlac_mq
     return d;
 }
 
+/* A tile's time in nanoseconds, roughly: 64 rows and 64 tokens by each kind of kernel, from rates on an H200. */
+static int64_t tile_time(const decision *d, const fmlac_mqa *p)
+{
+    int64_t whole = d->hopper && p->quantised ? (d->kernel->cluster > 0 ? 2600 : 3500)
+                    : d->hopper               ? 1500
+                    : p->quantised            ? 15000
+                                              : 4000;
+    int64_t rows = d->hopper ? 64 : p->tile_rows;
+    return whole * rows * p->tile_tokens / 4096;
+}
+
+/* Tokens of the longest list that the tensors have room for. */
+static int64_t longest_list(const fmlac_mqa *p)
+{
+    return p->main.kind == FMLAC_LIST_PAGED ? p->main.capacity : p->main.topk + p->extra.topk;
+}
+
 /* Units, columns and parts (common/work.cuh). */
 static void cut_work(const decision *d, fmlac_mqa *p)
 {
@@ -201,8 +226,15 @@ static void cut_work(const decision *d, fmlac_mqa *p)
     cut->overhead = OVERHEAD_TOKENS / p->tile_tokens;
     cut->least = PIECE_TOKENS / p->tile_tokens;
     cut->parts = d->slots / cut->columns;
-    int64_t blocks = cut->units * cut->columns, enough = (paged ? 64 : 8) * d->slots;
-    if (!d->may_cut || cut->parts <= 1 || cut->units > UNITS_MAX || blocks > enough) {
+    cut->join = (int32_t)(256 * cut->columns * p->tile_rows * FMLAC_JOIN_PS / 1000 / tile_time(d, p));
+    bool codes = d->hopper && p->quantised && d->kernel->cluster == 0;
+    cut->own = cut->units <= (codes ? FMLAC_OWN_UNITS_CODES : FMLAC_OWN_UNITS);
+    int64_t blocks = cut->units * cut->columns, enough = (paged ? 64 : 8) * d->slots, list = longest_list(p);
+    int64_t longest = fmlac_ceil(list, p->tile_tokens) + cut->overhead;
+    bool small = list <= FMLAC_WHOLE_TOKENS;
+    bool large = p->main.pool.page_size > COST_MAX || (cut->units > 0 && longest > COST_MAX / cut->units);
+    cut->longest = (int32_t)longest;
+    if (!d->may_cut || cut->parts <= 1 || cut->units > UNITS_MAX || blocks > enough || small || large) {
         cut->parts = 0;
     }
 }
@@ -211,7 +243,7 @@ static void cut_work(const decision *d, fmlac_mqa *p)
 static size_t schedule_bytes(const fmlac_mqa *p)
 {
     int64_t units = p->cut.units < UNITS_MAX ? p->cut.units : UNITS_MAX;
-    return round_up((size_t)(units + 2) * sizeof(int64_t), 256);
+    return round_up((size_t)(units + 3) * sizeof(int32_t), 256);
 }
 
 static size_t partial_bytes(const decision *d)
@@ -288,11 +320,11 @@ static fmla_status run_tiled(const fmlac_state *state, const decision *d, fmlac_
     if (p->cut.parts == 0) {
         return enqueue_attention(state, d, &attend, p, call);
     }
-    p->cut.starts = (int64_t *)workspace;
+    p->cut.starts = (int32_t *)workspace;
     p->cut.partial = (float *)(workspace + schedule_bytes(p));
     p->cut.partial_scalar = (float *)(workspace + schedule_bytes(p) + partial_bytes(d));
     attend.blocks = p->cut.parts * p->cut.columns;
-    attend.dependent = true;
+    attend.dependent = !p->cut.own;
     bool many = p->cut.units > 0 && p->cut.parts >= MANY_PIECES * p->cut.units;
     fmlac_launch combine = {
         .kernel = many ? (const void *)fmlak_mqa_combine_many_sm80 : (const void *)fmlak_mqa_combine_sm80,
@@ -300,7 +332,7 @@ static fmla_status run_tiled(const fmlac_state *state, const decision *d, fmlac_
         .blocks = p->cut.columns * (many ? p->cut.units * p->tile_rows : p->cut.parts * (p->tile_rows / 8)),
         .threads = many ? 512 : 256,
         .dependent = true};
-    fmla_status status = fmlac_enqueue(state, call, &plan, p);
+    fmla_status status = p->cut.own ? FMLA_OK : fmlac_enqueue(state, call, &plan, p);
     if (status == FMLA_OK) {
         status = enqueue_attention(state, d, &attend, p, call);
     }

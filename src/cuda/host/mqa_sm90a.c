@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * mqa_sm90a.c: when the Hopper attention kernels (sm90a/) take a call, and what they are given: docs/hopper.md. They
- * hold 64 rows and 64 tokens a tile; what they cannot read goes to the portable kernels (mqa.c).
+ * hold 64 rows and 64 (quantised: 48) tokens a tile; what they cannot read goes to the portable kernels (mqa.c).
  */
 #include "cuda_host.h"
 
@@ -36,6 +36,10 @@ extern void fmlak_mqa_pair_bf16_576_sm90a(void);
     {                                                                                                                  \
         name, #name, dtype, FMLAC_HOPPER_ROWS, FMLAC_HOPPER_TOKENS, warps, 227, 0                                      \
     }
+#define CODES(name)                                                                                                    \
+    {                                                                                                                  \
+        name, #name, FMLA_BF16, FMLAC_HOPPER_ROWS, FMLAC_CODES_TOKENS, 16, 227, 0                                      \
+    }
 
 /* [source: pages, rows, codes][dtype: bf16, fp16][dims: 512, 576] */
 static const fmlac_kernel kernels[3][2][2] = {
@@ -43,7 +47,7 @@ static const fmlac_kernel kernels[3][2][2] = {
      {HOPPER(fmlak_mqa_pages_f16_512_sm90a, FMLA_F16, 12), HOPPER(fmlak_mqa_pages_f16_576_sm90a, FMLA_F16, 12)}},
     {{HOPPER(fmlak_mqa_rows_bf16_512_sm90a, FMLA_BF16, 12), HOPPER(fmlak_mqa_rows_bf16_576_sm90a, FMLA_BF16, 12)},
      {HOPPER(fmlak_mqa_rows_f16_512_sm90a, FMLA_F16, 12), HOPPER(fmlak_mqa_rows_f16_576_sm90a, FMLA_F16, 12)}},
-    {{HOPPER(fmlak_mqa_codes_bf16_512_sm90a, FMLA_BF16, 16), HOPPER(fmlak_mqa_codes_bf16_576_sm90a, FMLA_BF16, 16)}},
+    {{CODES(fmlak_mqa_codes_bf16_512_sm90a), CODES(fmlak_mqa_codes_bf16_576_sm90a)}},
 };
 
 /* Pages for two blocks with the same tokens, [dtype: bf16, fp16][dims: 512, 576]. */
@@ -66,7 +70,7 @@ static const fmlac_kernel twins[2][2] = {
     }
 static const fmlac_kernel pairs[2] = {PAIR(fmlak_mqa_pair_bf16_512_sm90a), PAIR(fmlak_mqa_pair_bf16_576_sm90a)};
 
-enum { PAGES, ROWS, CODES };
+enum { FROM_PAGES, FROM_ROWS, FROM_CODES };
 
 typedef CUresult (*encode_tiled)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
                                  const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
@@ -111,6 +115,13 @@ static bool reads_codes(const fmlac_mqa *p, const fmlac_list *list)
            pool->quant_dims == first->quant_dims && pool->rope_offset % 16 == 0 &&
            (pool->scale != FMLAC_F32 || pool->scale_offset % 4 == 0) &&
            pool->page_size * (pool->token_stride + pool->scale_row_bytes) <= SHORT_MAX;
+}
+
+/* Whether there is room for a format's rows as they are stored. */
+static bool raw_fits(const fmlac_list *list)
+{
+    return FMLAC_RAW_PITCH(list->pool.data_row_bytes) <= FMLAC_RAW_PITCH_MAX &&
+           list->pool.scale_row_bytes <= (list->pool.d_qk > 512 ? 0 : FMLAC_RAW_SCALES);
 }
 
 /* Whether a pair can fetch a format's rows: scales of a half in 16 bytes, and never across a border of the copies.
@@ -183,7 +194,8 @@ const fmlac_kernel *fmlac_hopper_choose(const fmlac_state *state, const fmlac_mq
     }
     if (reads_codes(p, &p->main) && (!extra || reads_codes(p, &p->extra))) {
         const fmlac_kernel *pair = choose_pair(state, p, extra);
-        return pair ? pair : &kernels[CODES][0][wide];
+        bool fits = raw_fits(&p->main) && (!extra || raw_fits(&p->extra));
+        return pair ? pair : fits ? &kernels[FROM_CODES][0][wide] : NULL;
     }
     if (!reads_plain(p, &p->main) || (extra && !reads_plain(p, &p->extra))) {
         return NULL;
@@ -193,7 +205,7 @@ const fmlac_kernel *fmlac_hopper_choose(const fmlac_state *state, const fmlac_mq
     if (pages && rows_pair(state, p)) {
         return &twins[f16][wide];
     }
-    return &kernels[pages ? PAGES : ROWS][f16][wide];
+    return &kernels[pages ? FROM_PAGES : FROM_ROWS][f16][wide];
 }
 
 /* The main pool as [h_kv][num_pages][page_size][d_qk]. */
@@ -222,8 +234,8 @@ fmla_status fmlac_hopper_enqueue(const fmlac_state *state, const fmlai_call *cal
     if (kernel == &twins[f16][wide] && !encode_pages(state, p, &all.pages)) {
         return fmlai_fail(call->error, FMLA_ERROR_DEVICE, "cuTensorMapEncodeTiled refuses the pages of the cache");
     }
-    if (kernel == &kernels[PAGES][f16][wide] && !encode_pages(state, p, &all.pages)) {
-        kernel = &kernels[ROWS][f16][wide];
+    if (kernel == &kernels[FROM_PAGES][f16][wide] && !encode_pages(state, p, &all.pages)) {
+        kernel = &kernels[FROM_ROWS][f16][wide];
     }
     launch->kernel = (const void *)kernel->function;
     launch->name = kernel->name;

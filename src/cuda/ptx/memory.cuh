@@ -51,6 +51,11 @@ PTX_INLINE void ptx_store_shared_128(uint32_t address, const uint32_t x[4])
                  : "memory");
 }
 
+PTX_INLINE void ptx_store_shared_f32x2(uint32_t address, const float x[2])
+{
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x[0]), "f"(x[1]) : "memory");
+}
+
 PTX_INLINE void ptx_load_shared_64(uint32_t x[2], uint32_t address)
 {
     asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(x[0]), "=r"(x[1]) : "r"(address) : "memory");
@@ -78,6 +83,12 @@ PTX_INLINE uint32_t ptx_load_shared_u8(uint32_t address)
     return x;
 }
 
+/* The line of an address that may be read comes into L2. */
+PTX_INLINE void ptx_prefetch_l2(const void *global)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
+}
+
 /* 16 bytes, through L2 only; bytes = 0 reads nothing and writes zeros. Both addresses 16-byte aligned. */
 PTX_INLINE void ptx_copy_async_16(uint32_t shared, const void *global, uint32_t bytes)
 {
@@ -96,12 +107,6 @@ PTX_INLINE void ptx_copy_async_16_if(uint32_t shared, const void *global, bool t
 PTX_INLINE void ptx_copy_async_8(uint32_t shared, const void *global, uint32_t bytes)
 {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared), "l"(global), "r"(bytes) : "memory");
-}
-
-/* The line that holds an address of global memory, to L2. */
-PTX_INLINE void ptx_prefetch_l2(const void *global)
-{
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(global) : "memory");
 }
 
 PTX_INLINE void ptx_copy_async_commit(void)

@@ -6,8 +6,8 @@
  *   d[4j+2], d[4j+3]  row 16w + g + 8, the same columns
  * A is 64 x 16: in shared memory (ss), rows of 128 bytes, or in registers (rs): a[0] row g, k 2q..2q+1; a[1] row g + 8;
  * a[2] row g, k 8+2q..; a[3] row g + 8. So d[8k+2i], d[8k+2i+1] packed is a[i] of the k-th 16 columns. B is in shared
- * memory: n64 takes rows of N that hold 16 k each (K-major), n128 and n256 rows of k that hold N columns (MN-major, 64
- * columns per block).
+ * memory: n48 and n64 take rows of N that hold 16 k each (K-major), n128 and n256 rows of k that hold N columns
+ * (MN-major, 64 columns per block).
  *
  * Products are asynchronous: ptx_wgmma_fence before the first one that touches registers anything else wrote; then
  * commit, wait. ptx_wgmma_hold on the accumulators after the wait keeps the compiler from reading them earlier.
@@ -64,6 +64,16 @@ template <int N> PTX_INLINE void ptx_wgmma_hold(float *d)
     "+f"((d)[i]), "+f"((d)[(i) + 1]), "+f"((d)[(i) + 2]), "+f"((d)[(i) + 3]), "+f"((d)[(i) + 4]), "+f"((d)[(i) + 5]),  \
         "+f"((d)[(i) + 6]), "+f"((d)[(i) + 7])
 #define PTX_F32x32(d, i) PTX_F32x8(d, i), PTX_F32x8(d, (i) + 8), PTX_F32x8(d, (i) + 16), PTX_F32x8(d, (i) + 24)
+
+#define PTX_WGMMA_N48_SS(type, d, a, b, p)                                                                             \
+    asm volatile("{.reg .pred p; .reg .b64 a, b; setp.ne.b32 p, %26, 0; "                                              \
+                 "mov.b64 a, {%24, %27}; mov.b64 b, {%25, %27}; "                                                      \
+                 "wgmma.mma_async.sync.aligned.m64n48k16.f32." type "." type " "                                       \
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "                   \
+                 "%18, %19, %20, %21, %22, %23}, "                                                                     \
+                 "a, b, p, 1, 1, 0, 0;}"                                                                               \
+                 : PTX_F32x8(d, 0), PTX_F32x8(d, 8), PTX_F32x8(d, 16)                                                  \
+                 : "r"(a), "r"(b), "r"(p), "n"(PTX_WGMMA_UPPER))
 
 #define PTX_WGMMA_N64_SS(type, d, a, b, p)                                                                             \
     asm volatile("{.reg .pred p; .reg .b64 a, b; setp.ne.b32 p, %34, 0; "                                              \
@@ -131,7 +141,17 @@ template <int N> PTX_INLINE void ptx_wgmma_hold(float *d)
                  : PTX_F32x32(d, 0), PTX_F32x32(d, 32), PTX_F32x32(d, 64), PTX_F32x32(d, 96)                           \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(p), "n"(PTX_WGMMA_UPPER))
 
-/* d (64 x 64) = or += A * B^T; accumulate 0: =. */
+/* d (64 x 48) = or += A * B^T; accumulate 0: =. */
+template <int F16> PTX_INLINE void ptx_wgmma_n48_ss(float *d, uint32_t a, uint32_t b, int accumulate)
+{
+    if (F16) {
+        PTX_WGMMA_N48_SS("f16", d, a, b, accumulate);
+    } else {
+        PTX_WGMMA_N48_SS("bf16", d, a, b, accumulate);
+    }
+}
+
+/* d (64 x 64). */
 template <int F16> PTX_INLINE void ptx_wgmma_n64_ss(float *d, uint32_t a, uint32_t b, int accumulate)
 {
     if (F16) {

@@ -2,10 +2,14 @@
 /*
  * combine.cu: joins the partial results of rows whose list was cut, in the order of their parts; the sink is applied
  * once. Two kernels. Where units have few pieces, a warp per row of each block of the attention kernel that holds a
- * first piece. Where a few units have many pieces, 512 threads per row of each unit: first a thread per piece, for its
- * weight, then four teams of a thread per four columns, each adding every fourth run of pieces with many loads under
- * way.
+ * first piece. Where a few units have many pieces, 512 threads per row of each unit: four teams of a thread per four
+ * columns, each adding every fourth piece, with many loads under way at once.
+ *
+ * Where pieces lie follows from lengths alone. Blocks that find the cut by themselves do so before they wait for the
+ * attention kernel.
  */
+#define FMLAC_QUOTIENT_32 /* the host cuts nothing where numbers are long */
+
 #include "common/work.cuh"
 #include "ptx/grid.cuh"
 
@@ -14,8 +18,11 @@
 #define COLUMNS     512
 #define WARPS       8 /* few pieces: rows of a block */
 #define TEAM        128
-#define TEAMS       4 /* of a block of threads */
-#define AHEAD       8 /* pieces whose loads are under way together: a run */
+#define TEAMS       4  /* of a block of threads */
+#ifndef AHEAD
+#define AHEAD 8 /* pieces of a team whose loads are under way together; 16: with one block a multiprocessor */
+#endif
+#define CHUNK       (TEAMS * AHEAD)
 #define ABSENT      (-1.0f)
 
 /* Sum of 2^(lse - max) over the pieces, and the largest lse and maximum. */
@@ -25,18 +32,19 @@ typedef struct joined {
 
 /* The pieces of one unit and column, in the parts first .. last. */
 typedef struct pieces {
-    int64_t start, tiles, per;
-    int64_t first, last;
-    int64_t column;
+    cut_view cut;
+    int32_t start, tiles;
+    int32_t first, last;
+    int32_t column;
 } pieces;
 
-static __device__ __forceinline__ int64_t border_of(const fmlac_cut *cut, const pieces *s, int64_t part)
+static __device__ __forceinline__ int32_t border_of(const fmlac_cut *cut, const pieces *s, int32_t part)
 {
-    return cut_at(cut, s->start, s->tiles, part * s->per);
+    return cut_at(cut, s->cut, s->start, s->tiles, part * s->cut.per);
 }
 
 /* Where a piece's result lies: the first began here, the others in an earlier part. */
-static __device__ __forceinline__ int64_t place_of(const fmlac_cut *cut, const pieces *s, int64_t part)
+static __device__ __forceinline__ int64_t place_of(const fmlac_cut *cut, const pieces *s, int32_t part)
 {
     return (part * cut->columns + s->column) * 2 + (part == s->first);
 }
@@ -46,44 +54,57 @@ static __device__ __forceinline__ float larger_or_nan(float a, float b)
     return is_nan(a) || a > b ? a : b;
 }
 
-/* Largest of all threads of a block, all teams of which hold the same; NaN where one is NaN. */
-static __device__ float block_largest(float x, float all[TEAM / 32])
+/* The cut of all units, for a whole block; waits for what wrote it. */
+static __device__ __forceinline__ cut_view block_cut(const fmlac_mqa &p, int threads)
 {
-    for (int step = 16; step > 0; step /= 2) {
-        x = larger_or_nan(x, __shfl_xor_sync(0xFFFFFFFFu, x, step));
+    __shared__ int32_t own[FMLAC_OWN_UNITS + 1];
+    __shared__ cut_view found;
+    if (!p.cut.own) {
+        ptx_grid_wait();
+        return cut_read(&p.cut);
+    }
+    own_costs(&p, own, (int)threadIdx.x, threads);
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        cut_view view = cut_find(&p.cut, own, (int)threadIdx.x);
+        if (threadIdx.x == 0) {
+            found = view;
+        }
     }
     __syncthreads();
-    if (threadIdx.x < TEAM && threadIdx.x % 32 == 0) {
-        all[threadIdx.x / 32] = x;
-    }
-    __syncthreads();
-    for (int i = 0; i < TEAM / 32; i++) {
-        x = larger_or_nan(x, all[i]);
-    }
-    return x;
+    return found;
 }
 
-/* lse and maximum of a piece's row; false: nothing was attended there. */
-static __device__ __forceinline__ bool read_scalars(const fmlac_mqa &p, const pieces *s, int64_t part, int64_t row,
-                                                    float *lse, float *max)
+/* lse and maximum of a piece's row; lse is -infinity if nothing was attended there. */
+static __device__ __forceinline__ float2 read_scalars(const fmlac_mqa &p, const pieces *s, int32_t part, int32_t row)
 {
-    if (border_of(&p.cut, s, part) == border_of(&p.cut, s, part + 1)) {
-        return false;
-    }
-    const float *scalar = p.cut.partial_scalar + (place_of(&p.cut, s, part) * p.tile_rows + row) * 2;
-    *lse = scalar[0];
-    *max = scalar[1];
-    return true;
+    return *(const float2 *)(p.cut.partial_scalar + (place_of(&p.cut, s, part) * p.tile_rows + row) * 2);
 }
 
-static __device__ __forceinline__ void finish(const fmlac_mqa &p, const fmlac_work &w, int64_t row, const joined &j,
-                                              bool writes, float *factor)
+/* Where a row is of queries. */
+typedef struct row_name {
+    int32_t token, head;
+    bool there;
+} row_name;
+
+static __device__ __forceinline__ row_name name_row(const fmlac_mqa &p, int32_t unit, int32_t column, int32_t row)
+{
+    fmlac_work w;
+    row_name name;
+    int64_t token;
+    work_rows(&p, unit, column, &w);
+    row_token_head(w, row, &token, &name.head);
+    name.token = (int32_t)token;
+    name.there = row < w.rows;
+    return name;
+}
+
+static __device__ __forceinline__ void finish(const fmlac_mqa &p, const row_name &name, const joined &j, bool writes,
+                                              float *factor)
 {
     bool lonely = j.total == 0.0f;
     float base2 = j.lse + log2f(j.total);
-    int64_t token;
-    int32_t head;
-    row_token_head(w, (int)row, &token, &head);
+    int32_t token = name.token, head = name.head;
     if (writes && p.lse.data) {
         ((float *)p.lse.data)[row_offset(&p.lse, &p, token, head)] = lonely ? p.empty_lse : base2 * LN_2 * p.lse_factor;
     }
@@ -100,28 +121,36 @@ typedef struct sums {
     float total;
 } sums;
 
-/* Adds the runs of `count` pieces that are this team's: every `teams`-th one. Weights are in shared memory. */
-static __device__ __forceinline__ void add_pieces(sums *s, const float *weights, const float *from, int64_t stride,
-                                                  int count, int team, int teams)
+/* A thread's four columns of the pieces that are its team's: at `first`, the second at `from`, then `step` floats
+ * apart. */
+static __device__ __forceinline__ void load_pieces(float4 x[AHEAD], const float *first, const float *from, int32_t step,
+                                                   int count, int team)
 {
-    for (int k = team * AHEAD; k < count; k += teams * AHEAD) {
-        float4 x[AHEAD];
+    if (team < count) {
+        x[0] = *(const float4 *)first;
+    }
 #pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            if (k + i < count && weights[k + i] != ABSENT) {
-                x[i] = *(const float4 *)(from + (k + i) * stride);
-            }
+    for (int i = 1; i < AHEAD; i++) {
+        if (team + i * TEAMS < count) {
+            x[i] = *(const float4 *)from;
         }
+        from += step;
+    }
+}
+
+static __device__ __forceinline__ void add_pieces(sums *s, const float4 x[AHEAD], const float *weights, int count,
+                                                  int team)
+{
 #pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            if (k + i < count && weights[k + i] != ABSENT) {
-                float weight = weights[k + i];
-                s->total += weight;
-                s->x[0] += weight * x[i].x;
-                s->x[1] += weight * x[i].y;
-                s->x[2] += weight * x[i].z;
-                s->x[3] += weight * x[i].w;
-            }
+    for (int i = 0; i < AHEAD; i++) {
+        int k = team + i * TEAMS;
+        if (k < count && weights[k] != ABSENT) {
+            float weight = weights[k];
+            s->total += weight;
+            s->x[0] += weight * x[i].x;
+            s->x[1] += weight * x[i].y;
+            s->x[2] += weight * x[i].z;
+            s->x[3] += weight * x[i].w;
         }
     }
 }
@@ -142,82 +171,80 @@ static __device__ __forceinline__ void join_teams(sums *s, sums all[TEAMS - 1][T
     }
 }
 
+/* The part that owns a cost. */
+static __device__ __forceinline__ int32_t part_of(int32_t cost, const pieces *s)
+{
+    return (int32_t)((uint32_t)cost / (uint32_t)s->cut.per);
+}
+
 /* Where the pieces of a unit end whose first piece is known; false: it is the only one. */
 static __device__ __forceinline__ bool find_last(const fmlac_cut &cut, pieces *s)
 {
-    int64_t end = border_of(&cut, s, s->first + 1);
+    int32_t end = border_of(&cut, s, s->first + 1);
     if (border_of(&cut, s, s->first) != 0 || end == 0 || end == s->tiles) {
         return false;
     }
-    int64_t last = quotient(s->start + cut.overhead + s->tiles - cut.least, s->per) - 1;
+    int32_t last = part_of(s->start + cut.overhead + s->tiles - s->cut.least, s) - 1;
     s->last = last > s->first ? last : s->first;
+#pragma unroll 1
     while (border_of(&cut, s, s->last + 1) < s->tiles) {
         s->last++;
     }
     return true;
 }
 
-static __device__ __forceinline__ void find_unit(const fmlac_cut &cut, int64_t unit, pieces *s)
+static __device__ __forceinline__ void find_unit(const fmlac_cut &cut, int32_t unit, pieces *s)
 {
-    s->per = cut.starts[cut.units + 1];
-    s->start = cut.starts[unit];
-    s->tiles = cut.starts[unit + 1] - s->start - cut.overhead;
+    s->start = s->cut.starts[unit];
+    s->tiles = s->cut.starts[unit + 1] - s->start - cut.overhead;
 }
 
 /* Four columns of a row, from `column` on. */
 static __device__ __forceinline__ void write_columns(const fmlac_mqa &p, int64_t row_at, int column, const float x[4],
                                                      float factor)
 {
-    for (int i = 0; i < 4; i++) {
-        if (column + i < p.d_v) {
-            store_element(p.out.data, p.out.dtype, row_at + column + i, x[i] * factor);
-        }
-    }
+    float4 four = {x[0] * factor, x[1] * factor, x[2] * factor, x[3] * factor};
+    store_four(p.out, row_at, column, p.d_v, four);
 }
 
-static __device__ __forceinline__ int64_t out_row(const fmlac_mqa &p, const fmlac_work &w, int64_t row)
+static __device__ __forceinline__ int64_t out_row(const fmlac_mqa &p, const row_name &name)
 {
-    int64_t token;
-    int32_t head;
-    row_token_head(w, (int)row, &token, &head);
-    return row_offset(&p.out, &p, token, head);
+    return row_offset(&p.out, &p, name.token, name.head);
 }
 
 /* ---- few pieces: a warp per row ---------------------------------------------------------------------------------- */
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32) fmlak_mqa_combine_sm80(const __grid_constant__ fmlac_mqa p)
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 4) fmlak_mqa_combine_sm80(const __grid_constant__ fmlac_mqa p)
 {
     const fmlac_cut &cut = p.cut;
     int lane = threadIdx.x % 32;
-    int64_t row_groups = p.tile_rows / WARPS;
-    int64_t block = quotient(blockIdx.x, row_groups);
-    int64_t row = (blockIdx.x - block * row_groups) * WARPS + threadIdx.x / 32;
+    int32_t row_groups = p.tile_rows / WARPS, block = (int32_t)quotient(blockIdx.x, row_groups);
+    int32_t row = ((int32_t)blockIdx.x - block * row_groups) * WARPS + (int32_t)threadIdx.x / 32;
     pieces s;
-    s.first = quotient(block, cut.columns);
-    s.column = block - s.first * cut.columns;
+    s.first = (int32_t)quotient(block, cut.columns);
+    s.column = (int32_t)(block - s.first * cut.columns);
 
-    ptx_grid_wait();
-    int64_t unit = unit_at(&cut, (s.first + 1) * cut.starts[cut.units + 1], lane);
+    s.cut = block_cut(p, WARPS * 32);
+    int32_t unit = unit_at(&cut, s.cut.starts, (s.first + 1) * s.cut.per, lane);
     find_unit(cut, unit, &s);
-    if (!find_last(cut, &s)) {
-        return; /* no unit's first, cut piece is here */
-    }
-    fmlac_work w;
-    work_rows(&p, unit, s.column, &w);
-    if (row >= w.rows) {
+    bool joins = find_last(cut, &s); /* no: no unit's first, cut piece is here */
+    row_name name = name_row(p, unit, s.column, row);
+    ptx_grid_wait();
+    if (!joins || !name.there) {
         return;
     }
     joined j = {-FMLAC_INFINITY, 0.0f, -FMLAC_INFINITY};
-    float lse, max, factor, sum[COLUMNS / 128][4] = {{0.0f}};
-    for (int64_t k = s.first; k <= s.last; k++) {
-        if (read_scalars(p, &s, k, row, &lse, &max)) {
-            j.lse = larger_or_nan(lse, j.lse);
-            j.max = larger_or_nan(max, j.max);
-        }
+    float factor, sum[COLUMNS / 128][4] = {{0.0f}};
+#pragma unroll 1
+    for (int32_t k = s.first; k <= s.last; k++) {
+        float2 scalars = read_scalars(p, &s, k, row);
+        j.lse = larger_or_nan(scalars.x, j.lse);
+        j.max = larger_or_nan(scalars.y, j.max);
     }
-    for (int64_t k = s.first; k <= s.last; k++) {
-        if (!read_scalars(p, &s, k, row, &lse, &max) || lse == -FMLAC_INFINITY) {
-            continue; /* nothing attended in this piece */
+    for (int32_t k = s.first; k <= s.last; k++) {
+        float lse = read_scalars(p, &s, k, row).x;
+        if (lse == -FMLAC_INFINITY) {
+            continue;
         }
         float weight = exp2f(lse - j.lse);
         j.total += weight;
@@ -231,8 +258,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) fmlak_mqa_combine_sm80(
             sum[c][3] += weight * x.w;
         }
     }
-    finish(p, w, row, j, lane == 0, &factor);
-    int64_t to = out_row(p, w, row);
+    finish(p, name, j, lane == 0, &factor);
+    int64_t to = out_row(p, name);
 #pragma unroll
     for (int c = 0; c < COLUMNS / 128; c++) {
         write_columns(p, to, c * 128 + lane * 4, sum[c], factor);
@@ -242,71 +269,103 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) fmlak_mqa_combine_sm80(
 /* ---- many pieces: 512 threads per row ---------------------------------------------------------------------------- */
 
 /* The part that holds a unit's first piece. */
-static __device__ __forceinline__ int64_t first_part(const fmlac_cut &cut, const pieces *s)
+static __device__ __forceinline__ int32_t first_part(const fmlac_cut &cut, const pieces *s)
 {
-    int64_t part = quotient(s->start + cut.overhead + cut.least - 1, s->per);
+    int32_t part = part_of(s->start + cut.overhead + s->cut.least - 1, s);
+#pragma unroll 1
     while (part > 0 && border_of(&cut, s, part) != 0) {
         part--;
     }
+#pragma unroll 1
     while (s->tiles > 0 && border_of(&cut, s, part + 1) == 0) {
         part++;
     }
     return part;
 }
 
-extern "C" __global__ void __launch_bounds__(TEAMS *TEAM, 1)
+/* Largest of lanes that differ in the bits below `lanes`; NaN where one is NaN. */
+static __device__ __forceinline__ void lanes_largest(joined *j, int lanes)
+{
+    for (int step = lanes / 2; step > 0; step /= 2) {
+        j->lse = larger_or_nan(j->lse, __shfl_xor_sync(0xFFFFFFFFu, j->lse, step));
+        j->max = larger_or_nan(j->max, __shfl_xor_sync(0xFFFFFFFFu, j->max, step));
+    }
+}
+
+/* Largest of all threads of a block. */
+static __device__ __forceinline__ void block_largest(joined *j)
+{
+    __shared__ float2 largest[TEAMS * TEAM / 32];
+    lanes_largest(j, 32);
+    if (threadIdx.x % 32 == 0) {
+        float2 mine = {j->lse, j->max};
+        largest[threadIdx.x / 32] = mine;
+    }
+    __syncthreads();
+    float2 all = largest[threadIdx.x % (TEAMS * TEAM / 32)];
+    j->lse = all.x;
+    j->max = all.y;
+    lanes_largest(j, TEAMS * TEAM / 32);
+}
+
+extern "C" __global__ void __launch_bounds__(TEAMS *TEAM, 16 / AHEAD)
     fmlak_mqa_combine_many_sm80(const __grid_constant__ fmlac_mqa p)
 {
-    __shared__ float weights[TEAM], largest[TEAM / 32];
+    __shared__ float weights[CHUNK];
     __shared__ sums others[TEAMS - 1][TEAM];
     const fmlac_cut &cut = p.cut;
     int team = threadIdx.x / TEAM, thread = threadIdx.x % TEAM;
-    int64_t block = quotient(blockIdx.x, p.tile_rows), row = blockIdx.x - block * p.tile_rows;
-    int64_t unit = quotient(block, cut.columns);
+    int32_t block = (int32_t)quotient(blockIdx.x, p.tile_rows), row = (int32_t)blockIdx.x - block * p.tile_rows;
+    int32_t unit = (int32_t)quotient(block, cut.columns);
     pieces s;
-    s.column = block - unit * cut.columns;
-
-    ptx_grid_wait();
+    s.column = (int32_t)(block - unit * cut.columns);
+    s.cut = block_cut(p, TEAMS * TEAM);
     find_unit(cut, unit, &s);
     s.first = first_part(cut, &s);
-    fmlac_work w;
-    work_rows(&p, unit, s.column, &w);
-    if (row >= w.rows || !find_last(cut, &s)) {
+    bool joins = find_last(cut, &s);
+    row_name name = name_row(p, unit, s.column, row);
+    ptx_grid_wait();
+    if (!joins || !name.there) {
         return;
     }
+    /* The first piece of all lies one place further on than the stride of the others says. */
+    const int32_t rows = p.tile_rows * COLUMNS, step = (int32_t)cut.columns * 2 * rows * TEAMS;
+    const float *from = p.cut.partial + (place_of(&cut, &s, s.first) * p.tile_rows + row) * COLUMNS + thread * 4;
+    int32_t left = s.last + 1 - s.first, own = (int32_t)threadIdx.x; /* piece whose weight is this thread's */
     joined j = {-FMLAC_INFINITY, 0.0f, -FMLAC_INFINITY};
-    float lse, max;
-    for (int64_t k = s.first + thread; k <= s.last; k += TEAM) {
-        if (read_scalars(p, &s, k, row, &lse, &max)) {
-            j.lse = larger_or_nan(lse, j.lse);
-            j.max = larger_or_nan(max, j.max);
-        }
-    }
-    j.lse = block_largest(j.lse, largest);
-    j.max = block_largest(j.max, largest);
     sums sum = {{0.0f, 0.0f, 0.0f, 0.0f}, 0.0f};
-    for (int64_t base = s.first; base <= s.last; base += TEAM) {
-        __syncthreads();
-        if (team == 0) {
-            bool there = base + thread <= s.last && read_scalars(p, &s, base + thread, row, &lse, &max);
-            weights[thread] = there && lse != -FMLAC_INFINITY ? exp2f(lse - j.lse) : ABSENT;
+    float4 x[AHEAD];
+    const float *first = from - (team > 0 ? rows : 0) + team * (step / TEAMS);
+    from += (team + TEAMS) * (step / TEAMS) - rows;
+    load_pieces(x, first, from, step, left, team);
+#pragma unroll 1
+    for (int32_t k = own; k < left; k += TEAMS * TEAM) {
+        float2 scalars = read_scalars(p, &s, s.first + k, row);
+        j.lse = larger_or_nan(scalars.x, j.lse);
+        j.max = larger_or_nan(scalars.y, j.max);
+    }
+    block_largest(&j);
+    for (int32_t base = s.first;;) {
+        if (own < CHUNK && own < left) {
+            float lse = read_scalars(p, &s, base + own, row).x;
+            weights[own] = lse != -FMLAC_INFINITY ? exp2f(lse - j.lse) : ABSENT;
         }
         __syncthreads();
-        /* The first piece of all lies one place further on than the stride of the others says. */
-        int64_t left = s.last + 1 - base, stride = cut.columns * 2 * p.tile_rows * COLUMNS;
-        int first = base == s.first;
-        const float *from = cut.partial + (place_of(&cut, &s, base) * p.tile_rows + row) * COLUMNS + thread * 4;
-        if (first && team == 0) {
-            add_pieces(&sum, weights, from, stride, 1, 0, 1);
+        add_pieces(&sum, x, weights, left, team);
+        base += CHUNK;
+        left -= CHUNK;
+        if (left <= 0) {
+            break;
         }
-        from += first ? stride - p.tile_rows * COLUMNS : 0;
-        add_pieces(&sum, weights + first, from, stride, (int)(left < TEAM ? left : TEAM) - first, team, TEAMS);
+        from += AHEAD * step;
+        load_pieces(x, from - step, from, step, left, team);
+        __syncthreads(); /* weights have been read */
     }
     join_teams(&sum, others, team, thread);
     if (team == 0) {
         float factor;
         j.total = sum.total;
-        finish(p, w, row, j, thread == 0, &factor);
-        write_columns(p, out_row(p, w, row), thread * 4, sum.x, factor);
+        finish(p, name, j, thread == 0, &factor);
+        write_columns(p, out_row(p, name), thread * 4, sum.x, factor);
     }
 }

@@ -434,28 +434,40 @@ static __device__ __forceinline__ void find_piece(const fmlac_mqa &p, const mqa_
 {
     int64_t part = quotient(blockIdx.x, p.cut.columns), column = blockIdx.x - part * p.cut.columns;
     bool direct = p.cut.parts == 0;
-    int64_t per = direct ? 0 : p.cut.starts[p.cut.units + 1], low = part * per, high = low + per;
+    const cut_view cut = s.piece->cut;
+    int32_t low = (int32_t)part * cut.per, high = low + cut.per;
     s.piece->count = -1;
-    for (; direct ? unit == part : unit < p.cut.units && p.cut.starts[unit] < high; unit++) {
-        int64_t start = direct ? 0 : p.cut.starts[unit];
-        int64_t all = direct ? INT64_MAX : p.cut.starts[unit + 1] - start - p.cut.overhead;
-        int64_t begin = direct ? 0 : cut_at(&p.cut, start, all, low);
-        int64_t end = direct ? all : cut_at(&p.cut, start, all, high);
+    for (; direct ? unit == part : unit < p.cut.units && cut.starts[unit] < high; unit++) {
+        int32_t start = direct ? 0 : cut.starts[unit];
+        int32_t all = direct ? INT32_MAX : cut.starts[unit + 1] - start - p.cut.overhead;
+        int32_t begin = direct ? 0 : cut_at(&p.cut, cut, start, all, low);
+        int32_t end = direct ? all : cut_at(&p.cut, cut, start, all, high);
         if (all == 0 ? start < low : begin == end) {
             continue;
         }
         work_rows(&p, unit, column, s.work);
         work_count(&p, s.work);
         if (s.work->rows > 0) {
-            int64_t tiles = s.work->tiles; /* a row tile may need fewer than its unit's longest */
+            int32_t tiles = (int32_t)s.work->tiles; /* a row tile may need fewer than its unit's longest */
             s.piece->place = begin == 0 && end == all ? -1 : (int64_t)blockIdx.x * 2 + (begin == 0);
             begin = begin < tiles ? begin : tiles;
             s.piece->begin = begin;
-            s.piece->count = (int)((end < tiles ? end : tiles) - begin);
+            s.piece->count = (end < tiles ? end : tiles) - begin;
             s.piece->unit = unit;
             return;
         }
     }
+}
+
+/* A warp: the cut of all units. */
+static __device__ __forceinline__ cut_view begin_cut(const fmlac_mqa &p, const mqa_shared &s, int lane)
+{
+    if (!p.cut.own) {
+        return cut_read(&p.cut);
+    }
+    own_costs(&p, s.own, lane, 32);
+    __syncwarp();
+    return cut_find(&p.cut, s.own, lane);
 }
 
 /* All pieces of this block. */
@@ -466,13 +478,17 @@ template <class S> static __device__ __forceinline__ void mqa_block(const fmlac_
         ptx_mbarrier_init(s.full + threadIdx.x * 8, S::PW * 32);
     }
     if (threadIdx.x < 32) {
+        int lane = (int)threadIdx.x;
         int64_t unit = quotient(blockIdx.x, p.cut.columns);
+        cut_view cut = {nullptr, 0, 0};
         if (p.cut.parts != 0) {
             ptx_grid_wait();
             ptx_grid_launch_dependents();
-            unit = unit_at(&p.cut, unit * p.cut.starts[p.cut.units + 1], threadIdx.x);
+            cut = begin_cut(p, s, lane);
+            unit = unit_at(&p.cut, cut.starts, (int32_t)unit * cut.per, lane);
         }
-        if (threadIdx.x == 0) {
+        if (lane == 0) {
+            s.piece->cut = cut;
             s.piece->parity = 0;
             find_piece(p, s, unit);
         }

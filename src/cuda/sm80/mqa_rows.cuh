@@ -110,26 +110,6 @@ static __device__ __forceinline__ float finish_row(const fmlac_mqa &p, const fml
     return 1.0f / total;
 }
 
-/* Four elements of an output row from `column` on. */
-static __device__ __forceinline__ void store_four(const fmlac_rows &out, int64_t at, int column, int end,
-                                                  const float4 &x)
-{
-    if (out.aligned && column + 4 <= end) {
-        if (out.dtype == FMLAC_F32) {
-            *(float4 *)((float *)out.data + at + column) = x;
-        } else {
-            bool f16 = out.dtype == FMLAC_F16;
-            uint2 pairs = {f16 ? ptx_pack_f16(x.x, x.y) : ptx_pack_bf16(x.x, x.y),
-                           f16 ? ptx_pack_f16(x.z, x.w) : ptx_pack_bf16(x.z, x.w)};
-            *(uint2 *)((uint16_t *)out.data + at + column) = pairs;
-        }
-        return;
-    }
-    for (int i = 0; i < 4 && column + i < end; i++) {
-        store_element(out.data, out.dtype, at + column + i, i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w);
-    }
-}
-
 /* Fused: conjugate RoPE of the staged row's column; its partner is read where it lies. No result is -0, so that a row
  * without tokens is the same whether it was rotated or, its list being empty, was not. */
 static __device__ __forceinline__ float unrotated(const fmlac_fused &f, const float *angle, const float *row,

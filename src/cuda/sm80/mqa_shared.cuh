@@ -42,7 +42,10 @@ typedef struct mqa_piece {
     int count;       /* -1: there are no more pieces */
     uint32_t parity; /* of the mbarriers, which live on from piece to piece: bit i of slot i, the last one for Q */
     int64_t scan_at, scan_end; /* warp 0's way through the list, while it does other things */
+    cut_view cut;
 } mqa_piece;
+
+static_assert(sizeof(fmlac_work) + sizeof(mqa_piece) <= FMLAC_WORK_BYTES, "work and piece");
 
 typedef struct mqa_shared {
     uint32_t q, tiles, raw;      /* 32-bit shared addresses */
@@ -56,6 +59,7 @@ typedef struct mqa_shared {
     uint32_t *mask;              /* [ring][2] */
     fmlac_work *work;
     mqa_piece *piece;
+    int32_t *own; /* [FMLAC_OWN_UNITS + 1] of the cut, if this block finds it */
     int slots, ring;
 } mqa_shared;
 
@@ -77,6 +81,7 @@ static __device__ __forceinline__ mqa_shared mqa_shared_plan(const fmlac_mqa &p)
     s.mask = (uint32_t *)(base + at.mask);
     s.work = (fmlac_work *)(base + at.work);
     s.piece = (mqa_piece *)(s.work + 1);
+    s.own = (int32_t *)(base + at.work + FMLAC_WORK_BYTES);
     s.slots = p.stages;
     s.ring = 2 * p.stages;
     return s;

@@ -29,15 +29,13 @@ static __device__ __forceinline__ uint32_t code_kind(const fmlac_pool &pool)
 }
 
 /*
- * Any scale, any outer scale, NaN codes: products in float, one after another. The codes are put where the first eight
- * numbers go and read from there; the last eight numbers go elsewhere, the first eight are written from the last one
- * down.
+ * Any scale, any outer scale, NaN codes: products in float, one after another. The codes lie where the first eight
+ * numbers go and are read from there; the last eight numbers go elsewhere, the first eight are written from the last
+ * one down.
  */
-static __device__ __forceinline__ void expand_16_hard(const fmlac_pool &pool, const uint32_t codes[4], float scale,
-                                                      uint32_t to)
+static __device__ __forceinline__ void expand_16_stored(const fmlac_pool &pool, float scale, uint32_t to)
 {
     bool fp4 = pool.element == FMLAC_F4_E2M1;
-    ptx_store_shared_128(to, codes);
 #pragma unroll 1
     for (int at = 15; at >= 0; at--) {
         uint32_t code = ptx_load_shared_u8(to + (fp4 ? at / 2 : at));
@@ -96,10 +94,135 @@ static __device__ __forceinline__ void expand_16(const fmlac_pool &pool, uint32_
     float scale = scale_of(kind, scale_bits);
     bool fp4 = (kind & KIND_FP4) != 0;
     if ((kind & KIND_FLOAT) != 0 || (!fp4 && codes_are_hard(codes, scale))) {
-        expand_16_hard(pool, codes, scale, to);
+        ptx_store_shared_128(to, codes);
+        expand_16_stored(pool, scale, to);
     } else {
         uint32_t factor = (__float_as_uint(scale) >> 16) + (fp4 ? 0 : 120u << 7);
         expand_16_easy(fp4, codes, factor | factor << 16, to);
+    }
+}
+
+/* What a lane holds of four rows or halves of rows: sixteen codes of a group of each (fp4: the first two words), and
+ * the bits or the codes of their scales. */
+typedef struct four_codes {
+    uint32_t codes[4][4];
+    uint32_t scale[4];
+} four_codes;
+
+/* From raw rows: where the codes and the scales lie. */
+static __device__ __forceinline__ void load_four(four_codes *x, uint32_t kind, const uint32_t codes_at[4],
+                                                 const uint32_t scale_at[4])
+{
+    if (kind & KIND_FP4) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            ptx_load_shared_64(x->codes[i], codes_at[i]);
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            ptx_load_shared_128(x->codes[i], codes_at[i]);
+        }
+    }
+    if (kind & KIND_F32) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            x->scale[i] = ptx_load_shared_u32(scale_at[i]);
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            x->scale[i] = ptx_load_shared_u8(scale_at[i]);
+        }
+    }
+}
+
+/*
+ * The straight run: checks, products and stores of four times sixteen codes; `first`, `last`: whether the lane has
+ * anything to do in the first, the last two. Says no, having done nothing, if a code or a scale of any lane of the warp
+ * needs the product in float.
+ */
+template <int FP4, int F32>
+static __device__ __forceinline__ bool expand_four(const four_codes &x, const uint32_t to[4], bool first, bool last)
+{
+    uint32_t factor[4], nan[2] = {0, 0}, fraction[2] = {0, 0}; /* of the first, of the last two */
+    bool far[2] = {false, false};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        uint32_t bits = x.scale[i];
+        if (FP4) { /* an e4m3 number as bf16, by 2^120 */
+            far[i / 2] |= (bits & 0x7F) == 0x7F;
+            factor[i] = (bits & 0x80) << 8 | (bits & 0x7F) << 4;
+            factor[i] = ptx_multiply_bf16x2(factor[i] | factor[i] << 16, 0x7B807B80u);
+        } else if (F32) {
+            far[i / 2] |= bits - (3u << 23) > (131u << 23) + 0x7FFFFFu;
+            fraction[i / 2] |= bits;
+            factor[i] = __byte_perm(bits, 0, 0x3232) + 120 * 0x00800080u;
+        } else {
+            far[i / 2] |= bits - 3 > 131;
+            factor[i] = bits * 0x00800080u + 120 * 0x00800080u;
+        }
+#pragma unroll
+        for (int j = 0; j < 4 && !FP4; j++) {
+            nan[i / 2] |= (x.codes[i][j] & 0x7F7F7F7Fu) + 0x01010101u;
+        }
+    }
+    bool hard = false;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        uint32_t wrong = (nan[i] & 0x80808080u) | (F32 ? fraction[i] & 0x7FFFFFu : 0);
+        bool here = far[i] | (wrong != 0);
+        hard |= (i == 0 ? first : last) & here;
+    }
+    if (__any_sync(0xFFFFFFFFu, hard)) {
+        return false;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        if (i < 2 ? first : last) {
+            expand_16_easy(FP4, x.codes[i], factor[i], to[i]);
+        }
+    }
+    return true;
+}
+
+/* The same for codes and scales of the kinds that have straight runs; no for all others. */
+static __device__ __forceinline__ bool expand_four_of(uint32_t kind, const four_codes &x, const uint32_t to[4],
+                                                      bool first, bool last)
+{
+    if (kind == KIND_E8M0) {
+        return expand_four<0, 0>(x, to, first, last);
+    } else if (kind == KIND_F32) {
+        return expand_four<0, 1>(x, to, first, last);
+    } else if (kind == (KIND_FP4 | KIND_E4M3)) {
+        return expand_four<1, 0>(x, to, first, last);
+    }
+    return false;
+}
+
+/* Any codes and scales, the long way. Bit i of `used`: the lane has something to do in the i-th; of `there`: and its
+ * row is attended, else it gets zeros. */
+static __device__ __forceinline__ void expand_four_hard(const fmlac_pool &pool, uint32_t kind, const four_codes &x,
+                                                        const uint32_t to[4], uint32_t used, uint32_t there)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        uint32_t mask = there >> i & 1 ? 0xFFFFFFFFu : 0, codes[4], scale[4] = {x.scale[i] & mask, 0, 0, 0};
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            codes[j] = x.codes[i][j] & mask;
+        }
+        if (used >> i & 1) {
+            ptx_store_shared_128(to[i], codes);
+            ptx_store_shared_128(to[i] ^ 16, scale);
+        }
+    }
+#pragma unroll 1
+    for (int i = 0; i < 4; i++) {
+        uint32_t at = i == 0 ? to[0] : i == 1 ? to[1] : i == 2 ? to[2] : to[3];
+        if ((used & there) >> i & 1) {
+            expand_16_stored(pool, scale_of(kind, ptx_load_shared_u32(at ^ 16)), at);
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* mqa_codes.cu: the Hopper attention kernels on quantised tokens; names: token source, dims of a token in shared
  * memory. */
+#define FMLAC_CODES
 #include "sm90a/relay.cuh"
 
 #define CODES_KERNEL(blocks, dims)                                                                                     \

@@ -10,6 +10,12 @@
 
 #define OUT_COLUMNS 512
 
+/* 1: partial results go out through shared memory; 0: from registers. */
+#ifndef FMLAC_STAGED
+#define FMLAC_STAGED 1
+#endif
+#define STAGE_BYTES 8192 /* of a warp: 16 rows of 128 floats */
+
 /* lse and maximum of a row go out (`store`: this thread does it); returns what the output is multiplied by. */
 static __device__ __forceinline__ float finish_row(const fmlac_mqa &p, const piece &c, int tile_rows, int row,
                                                    float reference, float max, float sum, bool store)
@@ -67,16 +73,55 @@ static __device__ __forceinline__ void store_16(const float o[128], const float 
     }
 }
 
+/* The same as floats: four lanes write 64 bytes on end. */
 static __device__ __forceinline__ void store_32(const float o[128], const float factor[2], float *const to[2])
 {
     int q = threadIdx.x % 4;
+    bool odd = q & 1;
 #pragma unroll
-    for (int j = 0; j < 32; j++) {
+    for (int j = 0; j < 32; j += 2) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            float2 pair = {o[4 * j + 2 * h] * factor[h], o[4 * j + 2 * h + 1] * factor[h]};
+            float x[4] = {o[4 * j + 2 * h] * factor[h], o[4 * j + 2 * h + 1] * factor[h],
+                          o[4 * j + 4 + 2 * h] * factor[h], o[4 * j + 4 + 2 * h + 1] * factor[h]};
+            float low = __shfl_xor_sync(0xFFFFFFFFu, odd ? x[0] : x[2], 1);
+            float high = __shfl_xor_sync(0xFFFFFFFFu, odd ? x[1] : x[3], 1);
+            float4 four = {odd ? low : x[0], odd ? high : x[1], odd ? x[2] : low, odd ? x[3] : high};
             if (to[h]) {
-                *(float2 *)(to[h] + j * 8 + q * 2) = pair;
+                *(float4 *)(to[h] + j * 8 + (odd ? 8 + (q - 1) * 2 : q * 2)) = four;
+            }
+        }
+    }
+}
+
+/*
+ * A warp's 16 rows, 256 columns, as floats through its own piece of shared memory: whole lines go out, and the loop is
+ * short, where stores from registers are a long way of instructions that nobody has run before. 16-byte chunk c of row
+ * r lies at c ^ 2 (r & 3): neither side meets a bank twice. rows: that are there.
+ */
+static __device__ __forceinline__ void store_staged(const float o[128], const float factor[2], float *to, int rows,
+                                                    uint32_t stage)
+{
+    int lane = (int)ptx_thread() % 32, g = lane / 4, q = lane % 4;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        __syncwarp(); /* what lay there has been read */
+#pragma unroll
+        for (int j = 0; j < 16; j++) {
+            uint32_t at = stage + g * 512 + (((2 * j + q / 2) ^ (g % 4 * 2)) * 16 + q % 2 * 8);
+            ptx_store_shared_f32x2(at, o + half * 64 + j * 4);
+            ptx_store_shared_f32x2(at + 8 * 512, o + half * 64 + j * 4 + 2);
+        }
+        __syncwarp();
+#pragma unroll 4
+        for (int row = 0; row < 16; row++) {
+            uint32_t x[4];
+            float f = __shfl_sync(0xFFFFFFFFu, row < 8 ? factor[0] : factor[1], row % 8 * 4);
+            ptx_load_shared_128(x, stage + row * 512 + (lane ^ (row % 4 * 2)) * 16);
+            float4 four = {__uint_as_float(x[0]) * f, __uint_as_float(x[1]) * f, __uint_as_float(x[2]) * f,
+                           __uint_as_float(x[3]) * f};
+            if (row < rows) {
+                *(float4 *)(to + row * OUT_COLUMNS + half * 128 + lane * 4) = four;
             }
         }
     }
@@ -102,10 +147,18 @@ static __device__ __forceinline__ void store_any(const fmlac_mqa &p, const float
     }
 }
 
-/* Two rows of a thread, `row` and `row` + 8 of a tile of `tile_rows`: 256 output dims from `column0` on. */
+/* Two rows of a thread, `row` and `row` + 8 of a tile of `tile_rows`: 256 output dims from `column0` on. stage: shared
+ * memory, STAGE_BYTES for each warp, that nobody uses any more. */
 static __device__ __forceinline__ void store_output(const fmlac_mqa &p, const piece &c, int tile_rows, int row,
-                                                    const float o[128], const float factor[2], int column0)
+                                                    const float o[128], const float factor[2], int column0,
+                                                    uint32_t stage)
 {
+    if (FMLAC_STAGED && c.place >= 0) {
+        int first = row / 16 * 16;
+        store_staged(o, factor, p.cut.partial + (c.place * tile_rows + first) * OUT_COLUMNS + column0,
+                     (int)c.work.rows - first, stage + ptx_thread() / 32 * STAGE_BYTES);
+        return;
+    }
     int64_t at[2];
     bool there[2];
     for (int h = 0; h < 2; h++) {
@@ -143,13 +196,13 @@ static __device__ __forceinline__ void join_sums(softmax_rows &rows)
     }
 }
 
-/* Group 0, the leader, has sums and references; a group has half of the output dims. Ends a piece: nobody reads
- * Q after the barrier in here. */
+/* Group 0, the leader, has sums and references; a group has half of the output dims. Ends a piece: Q's place is free
+ * after the barrier in here. */
 template <int BLOCKS>
 static __device__ __forceinline__ void store_rows(const fmlac_mqa &p, const piece &c, const float o[128],
                                                   softmax_rows &rows, plan<BLOCKS> *m, int group, int half)
 {
-    int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+    int thread = (int)ptx_thread(), row = thread % 128 / 32 * 16 + thread % 32 / 4, q = thread % 4; /* read anew */
     if (group == 0) {
         join_sums(rows);
         for (int h = 0; h < 2; h++) {
@@ -161,7 +214,10 @@ static __device__ __forceinline__ void store_rows(const fmlac_mqa &p, const piec
     }
     ptx_barrier_sync(BARRIER_MMA, 256);
     float factor[2] = {m->factor[row], m->factor[row + 8]};
-    store_output(p, c, ROWS, row, o, factor, half * (OUT_COLUMNS / 2));
+    store_output(p, c, ROWS, row, o, factor, half * (OUT_COLUMNS / 2), ptx_shared_address(m->q));
+    if (c.place >= 0) {
+        ptx_barrier_sync(BARRIER_MMA, 256); /* nobody reads any more where Q will be */
+    }
 }
 
 #endif

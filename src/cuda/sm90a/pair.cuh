@@ -219,14 +219,13 @@ static __device__ __forceinline__ void pair_attend(float o[128], softmax_rows &r
     }
 }
 
-/* The warpgroup's 64 rows of Q, the block's dims. Rows beyond the last are zeros. */
+/* The warpgroup's 64 rows of Q, the block's dims, set out. Rows beyond the last are zeros. */
 template <int BLOCKS>
-static __device__ __forceinline__ void pair_query(const fmlac_mqa &p, const fmlac_work &w, int group)
+static __device__ __forceinline__ void pair_start_query(const fmlac_mqa &p, const fmlac_work &w, int group)
 {
     int thread = (int)ptx_thread() % 128, chunk = thread % 8;
     uint32_t rank = ptx_cluster_rank();
     uint32_t to = PAIR_AT(q) + group * HALF_BLOCKS * BLOCK_BYTES, to_rope = PAIR_AT(q_rope);
-    ptx_barrier_sync(BARRIER_PAIR + group, 128); /* the last piece's scores are done in all warps */
 #pragma unroll 1
     for (int at = thread / 8; at < 64; at += 16) {
         int row = group * 64 + at;
@@ -245,6 +244,16 @@ static __device__ __forceinline__ void pair_query(const fmlac_mqa &p, const fmla
         }
     }
     ptx_copy_async_commit();
+}
+
+/* Q of a piece is there; it may have set out early. */
+template <int BLOCKS> static __device__ __forceinline__ void pair_query(const fmlac_mqa &p, const piece &c, int group)
+{
+    if (!__shfl_sync(0xFFFFFFFFu, c.early, 0)) {
+        ptx_copy_async_wait<0>(); /* a wrong guess */
+        ptx_barrier_sync(BARRIER_PAIR + group, 128); /* the last piece's scores are done in all warps */
+        pair_start_query<BLOCKS>(p, c.work, group);
+    }
     ptx_copy_async_wait<0>();
     ptx_fence_async_proxy();
     ptx_barrier_sync(BARRIER_PAIR + group, 128);
@@ -260,9 +269,10 @@ static __device__ __forceinline__ void pair_consume(const fmlac_mqa &p, pair_pla
         ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[i & 1]), use_parity(i));
         const piece &c = m->pieces[i & 1];
         if (!c.there) {
+            ptx_copy_async_wait<0>();
             return;
         }
-        pair_query<BLOCKS>(p, c.work, v.group);
+        pair_query<BLOCKS>(p, c, v.group);
         float o[128], factor[2];
         softmax_rows rows = {
             p.scale * LOG2_E, {-FMLAC_INFINITY, -FMLAC_INFINITY}, {-FMLAC_INFINITY, -FMLAC_INFINITY}, {0, 0}};
@@ -281,7 +291,10 @@ static __device__ __forceinline__ void pair_consume(const fmlac_mqa &p, pair_pla
             factor[h] = finish_row(p, c, PAIR_ROWS, row + 8 * h, rows.reference[h], rows.max[h], rows.sum[h],
                                    rank == 0 && thread % 4 == 0);
         }
-        store_output(p, c, PAIR_ROWS, row, o, factor, rank * PAIR_DIMS);
+        if (c.place >= 0) {
+            ptx_barrier_sync(BARRIER_PAIR + v.group, 128); /* Q's place is free */
+        }
+        store_output(p, c, PAIR_ROWS, row, o, factor, rank * PAIR_DIMS, PAIR_AT(q));
         __syncwarp();
         arrive_warp(ptx_shared_address(&m->piece_free[i & 1]));
     }
@@ -315,14 +328,33 @@ static __device__ __forceinline__ void pair_barriers(const fmlac_mqa &p, pair_pl
     ptx_mbarrier_init_fence();
 }
 
+/* What need not wait for the scout; a barrier of the cluster follows. */
+template <int BLOCKS>
+static __device__ __forceinline__ void pair_prologue(const fmlac_mqa &p, pair_plan<BLOCKS> *m, uint32_t rank)
+{
+    int warp = threadIdx.x / 32;
+    fmlac_work w = {};
+    int32_t begin;
+    bool guessed = walk_guess(p, (int32_t)(blockIdx.x / 2), &w, &begin);
+    if (threadIdx.x == MMA_WARPS * 32) {
+        pair_barriers<BLOCKS>(p, m, rank);
+        m->walk.guess = guessed ? (int32_t)w.first : -1;
+    }
+    if (guessed && warp == MMA_WARPS + 1) {
+        prefetch_list(p, w, begin, (int)threadIdx.x % 32);
+    }
+    if (guessed && warp < MMA_WARPS) {
+        pair_start_query<BLOCKS>(p, w, warp / 4);
+    }
+    walk_costs(p, &m->walk, (int)threadIdx.x, 512);
+}
+
 /* BLOCKS: 64-dim blocks of a token, 8 or 9. */
 template <int BLOCKS> static __device__ __forceinline__ void pair(const fmlac_mqa &p)
 {
     pair_plan<BLOCKS> *m = (pair_plan<BLOCKS> *)ptx_shared();
     uint32_t rank = ptx_cluster_rank();
-    if (threadIdx.x == 0) {
-        pair_barriers<BLOCKS>(p, m, rank);
-    }
+    pair_prologue<BLOCKS>(p, m, rank);
     ptx_cluster_sync();
     ptx_grid_wait();
     ptx_grid_launch_dependents();

@@ -11,8 +11,21 @@
 #include "common/work.cuh"
 #include "sm90a/params.h"
 
-#define ROWS   FMLAC_HOPPER_ROWS
-#define TOKENS FMLAC_HOPPER_TOKENS
+#define ROWS FMLAC_HOPPER_ROWS
+
+/* Tokens of a tile; units whose cut a block finds itself. Files of kernels for quantised tokens define FMLAC_CODES. */
+#ifdef FMLAC_CODES
+#define TOKENS    FMLAC_CODES_TOKENS
+#define OWN_UNITS FMLAC_OWN_UNITS_CODES
+#else
+#define TOKENS    FMLAC_HOPPER_TOKENS
+#define OWN_UNITS FMLAC_OWN_UNITS
+#endif
+
+/* 1: what does not depend on lengths is fetched before they are known. */
+#ifndef FMLAC_EARLY
+#define FMLAC_EARLY 1
+#endif
 
 typedef struct piece {
     fmlac_work work;
@@ -20,32 +33,102 @@ typedef struct piece {
     int32_t begin, end; /* token tiles: positions TOKENS * begin and on of the list */
     int32_t there;      /* 0: no more pieces */
     int32_t all_see;    /* tokens that every row sees; INT32_MAX for index lists */
+    int32_t early;      /* Q set out before the piece was known */
     int32_t seen[ROWS]; /* tokens that a row sees */
 } piece;
 
 /* Where the scout is. */
 typedef struct piece_walk {
     int64_t at; /* direct: number of the next piece; cut: the next unit */
-    int64_t column;
-    int64_t low, high;       /* cut: costs of this part */
-    int64_t worker, workers; /* of the grid: blocks, or clusters of blocks */
+    cut_view cut;
+    int32_t column;
+    int32_t low, high;       /* cut: costs of this part */
+    int32_t worker, workers; /* of the grid: blocks, or clusters of blocks */
     int32_t twin, twins;     /* blocks that share a row tile, ROWS rows each; 0, 1: pieces are of whole row tiles */
+    int32_t guess;           /* first query token whose Q has set out; -1: none */
+    int32_t own[OWN_UNITS + 1];  /* costs that the block finds by itself */
 } piece_walk;
 
+/* The part of a row tile that is one of two blocks'. */
+static __device__ __forceinline__ void twin_rows(fmlac_work *w, int32_t twin)
+{
+    w->row0 += twin * ROWS;
+    w->rows = clamped(w->rows - twin * ROWS, 0, ROWS);
+}
+
+/*
+ * What the block's first piece is most likely part of, known without lengths: as if all lists were as long as they can
+ * be. If it is so (piece.early), Q need not wait for the scout. begin: the piece's first tile, of index lists.
+ */
+static __device__ __forceinline__ bool walk_guess(const fmlac_mqa &p, int32_t worker, fmlac_work *w, int32_t *begin)
+{
+    const fmlac_cut &cut = p.cut;
+    int32_t columns = (int32_t)cut.columns, part = (int32_t)((uint32_t)worker / (uint32_t)columns), unit = part;
+    *begin = 0;
+    if (FMLAC_EARLY == 0 || (is_paged(&p) && p.cu_seqlens_q)) {
+        return false;
+    }
+    if (cut.parts > 0) {
+        cut_view view;
+        cut_share(&cut, cut.longest * (int32_t)cut.units, &view);
+        int32_t low = part * view.per, tiles = cut.longest - cut.overhead;
+        unit = (int32_t)((uint32_t)low / (uint32_t)cut.longest);
+        *begin = cut_at(&cut, view, unit * cut.longest, tiles, low);
+        if (*begin == tiles) {
+            *begin = 0;
+            unit++;
+        }
+    }
+    if (unit >= (int32_t)cut.units) {
+        return false;
+    }
+    work_rows(&p, unit, worker - part * columns, w);
+    return true;
+}
+
+/* A warp asks for the first entries of the list that is most likely its block's. */
+static __device__ __forceinline__ void prefetch_list(const fmlac_mqa &p, const fmlac_work &w, int32_t begin, int lane)
+{
+    const int32_t *list = nullptr;
+    int64_t entries = 0;
+    if (is_paged(&p) && p.main.block_table) {
+        list = p.main.block_table + w.request * p.main.table_stride;
+        entries = p.main.max_pages;
+    } else if (!is_paged(&p)) {
+        list = index_row(&p, &p.main, w.first, w.kv_head) + begin * TOKENS;
+        entries = p.main.topk - begin * TOKENS;
+    }
+    if (lane * 32 < entries) {
+        ptx_prefetch_l2(list + lane * 32);
+    }
+}
+
+/* By `threads` threads, this one of them; a barrier of the block follows. */
+static __device__ __forceinline__ void walk_costs(const fmlac_mqa &p, piece_walk *walk, int thread, int threads)
+{
+    if (p.cut.parts > 0 && p.cut.own) {
+        own_costs(&p, walk->own, thread, threads);
+    }
+}
+
 /* The whole warp calls, here and below. */
-static __device__ __forceinline__ void walk_begin(const fmlac_mqa &p, piece_walk *walk, int64_t worker, int64_t workers,
+static __device__ __forceinline__ void walk_begin(const fmlac_mqa &p, piece_walk *walk, int32_t worker, int32_t workers,
                                                   int lane)
 {
-    int64_t at = worker, part = 0, column = 0, low = 0, high = 0;
+    int64_t at = worker;
+    int32_t column = 0, low = 0, high = 0;
+    cut_view cut = {nullptr, 0, 0};
     if (p.cut.parts > 0) {
-        part = quotient(worker, p.cut.columns);
-        column = worker - part * p.cut.columns;
-        low = part * p.cut.starts[p.cut.units + 1];
-        high = low + p.cut.starts[p.cut.units + 1];
-        at = unit_at(&p.cut, low, lane);
+        int32_t part = (int32_t)quotient(worker, p.cut.columns);
+        column = worker - part * (int32_t)p.cut.columns;
+        cut = p.cut.own ? cut_find(&p.cut, walk->own, lane) : cut_read(&p.cut);
+        low = part * cut.per;
+        high = low + cut.per;
+        at = unit_at(&p.cut, cut.starts, low, lane);
     }
     if (lane == 0) {
         walk->at = at;
+        walk->cut = cut;
         walk->column = column;
         walk->low = low;
         walk->high = high;
@@ -73,12 +156,15 @@ static __device__ __forceinline__ int32_t row_seen(const fmlac_mqa &p, const fml
     if (!is_paged(&p) || row >= w.rows) {
         return INT32_MAX;
     }
+    if (!p.main.bound.data && (!p.main.causal || w.queries == 1)) {
+        return (int32_t)w.main_count;
+    }
     int64_t j = quotient(w.row0 + row, w.group);
     return (int32_t)paged_count(&p, w.request, w.first + j, j, w.queries);
 }
 
 /* The warp writes the rest of a piece whose work is known. */
-static __device__ __forceinline__ void piece_write(const fmlac_mqa &p, const fmlac_work &w, int64_t begin, int64_t end,
+static __device__ __forceinline__ void piece_write(const fmlac_mqa &p, const fmlac_work &w, int32_t begin, int32_t end,
                                                    int64_t place, piece *to, int lane)
 {
     int32_t all_see = INT32_MAX;
@@ -94,8 +180,8 @@ static __device__ __forceinline__ void piece_write(const fmlac_mqa &p, const fml
     if (lane == 0) {
         to->work = w;
         to->place = place;
-        to->begin = (int32_t)(begin < w.tiles ? begin : w.tiles);
-        to->end = (int32_t)(end < w.tiles ? end : w.tiles);
+        to->begin = begin < (int32_t)w.tiles ? begin : (int32_t)w.tiles;
+        to->end = end < (int32_t)w.tiles ? end : (int32_t)w.tiles;
         to->all_see = all_see;
     }
 }
@@ -105,19 +191,21 @@ static __device__ __forceinline__ void walk_next(const fmlac_mqa &p, piece_walk 
 {
     fmlac_work w;
     const fmlac_cut &cut = p.cut;
+    const cut_view view = walk->cut;
     bool there = false;
     int64_t at = walk->at;
-    for (; !there && (cut.parts == 0 ? at < cut.units * cut.columns : at < cut.units && cut.starts[at] < walk->high);
+    for (; !there && (cut.parts == 0 ? at < cut.units * cut.columns : at < cut.units && view.starts[at] < walk->high);
          at += cut.parts == 0 ? walk->workers : 1) {
-        int64_t unit = at, column = walk->column, begin = 0, end = INT32_MAX;
+        int64_t unit = at, column = walk->column;
+        int32_t begin = 0, end = INT32_MAX;
         bool whole = true, empty = false;
         if (cut.parts == 0) {
             unit = quotient(at, cut.columns);
             column = at - unit * cut.columns;
         } else {
-            int64_t start = cut.starts[at], all = cut.starts[at + 1] - start - cut.overhead;
-            begin = cut_at(&cut, start, all, walk->low);
-            end = cut_at(&cut, start, all, walk->high);
+            int32_t start = view.starts[at], all = view.starts[at + 1] - start - cut.overhead;
+            begin = cut_at(&cut, view, start, all, walk->low);
+            end = cut_at(&cut, view, start, all, walk->high);
             whole = begin == 0 && end == all;
             empty = all == 0 ? start < walk->low : begin == end;
         }
@@ -127,11 +215,14 @@ static __device__ __forceinline__ void walk_next(const fmlac_mqa &p, piece_walk 
             work_count(&p, &w);
             int64_t place = walk->worker * 2 + (begin == 0);
             if (walk->twins > 1) { /* its part of the rows, which may be none, and of the partial result */
-                w.row0 += walk->twin * ROWS;
-                w.rows = clamped(w.rows - walk->twin * ROWS, 0, ROWS);
+                twin_rows(&w, walk->twin);
                 place = place * walk->twins + walk->twin;
             }
             piece_write(p, w, begin, end, whole ? -1 : place, to, lane);
+            if (lane == 0) {
+                to->early = walk->guess == (int32_t)w.first;
+                walk->guess = -1;
+            }
         }
     }
     __syncwarp();

@@ -11,7 +11,8 @@
 #include "ptx/mbarrier.cuh"
 #include "ptx/warpgroup.cuh"
 
-#define BLOCK_BYTES 8192
+#define BLOCK_BYTES 8192           /* of Q and of weights */
+#define TILE_BYTES  (TOKENS * 128) /* of a block of a tile */
 #define MMA_WARPS   8
 #define RING        128 /* entries of a list that a producer warp holds */
 #define PORTIONS    4   /* of a tile: two blocks each, the last also holds block 8 */
@@ -30,6 +31,27 @@
 #define BARRIER_LEADER 3 /* the 128 threads of the leader */
 #define BARRIER_MMA    5 /* both MMA warpgroups */
 
+/* CODES: warps that expand, each its own rows of every tile, BATCH_ROWS at a time, from raw rows in shared memory;
+ * batches of a warp that are under way, at most; tiles whose places are known. */
+#define CODE_WARPS   6
+#define BATCH_ROWS   4
+#define BATCHES_MAX  3
+#define CODE_BATCHES (TOKENS / CODE_WARPS / BATCH_ROWS) /* of a warp in a tile */
+
+#ifdef FMLAC_CODES
+#define RAW_BYTES(blocks)  ((blocks) == 9 ? 33792 : 41472)
+#define WEIGHTS(blocks)    BLOCK_BYTES /* one for both slots */
+#define SCAN_WARPS         1
+#define PLACES             4
+#define SCALE_ROWS(blocks) ((blocks) == 8 ? TOKENS : 1)
+#else
+#define RAW_BYTES(blocks)  16
+#define WEIGHTS(blocks)    ((blocks) == 8 ? 2 * BLOCK_BYTES : 1024)
+#define SCAN_WARPS         8
+#define PLACES             1
+#define SCALE_ROWS(blocks) 1
+#endif
+
 /* Where a token lies. */
 typedef struct token_place {
     const uint8_t *row; /* data row of the KV head; nullptr: not attended */
@@ -45,12 +67,21 @@ typedef struct list_scan {
     int32_t have_main, have;          /* entries in the ring: of the main list, which come first; all */
 } list_scan;
 
+/* CODES: what an expanding warp must know of a tile: which of its rows are attended, a bit for each; of the extra pool;
+ * what follows. NOTE_END: no tile at all, and none follows. */
+#define NOTE_THERE      0xFFu
+#define NOTE_EXTRA_POOL 0x100u
+#define NOTE_NEXT       0x200u /* another tile of the piece */
+#define NOTE_END        0x400u
+
 /* BLOCKS: 8 (d_qk <= 512) or 9 (<= 576). Weights of slot s lie in its rope block, which V does not use; without one
- * they have their own block. */
+ * they have their own block. CODES: both slots share one block for weights. */
 template <int BLOCKS> struct plan {
     unsigned char q[BLOCKS][BLOCK_BYTES];
-    unsigned char k[2][BLOCKS][BLOCK_BYTES];
-    unsigned char weights[BLOCKS == 8 ? 2 * BLOCK_BYTES : 1024];
+    unsigned char k[2][BLOCKS][TILE_BYTES];
+    unsigned char weights[WEIGHTS(BLOCKS)];
+    unsigned char raw[RAW_BYTES(BLOCKS)]; /* CODES: rows as they are stored; scales that lie at the end of a page */
+    unsigned char scales[PLACES][SCALE_ROWS(BLOCKS)][FMLAC_RAW_SCALES];
     float reference[2][ROWS]; /* of the weights in a slot, base 2 */
     float factor[ROWS];       /* what the output is multiplied by in the end */
     uint32_t mask[2][2];      /* tokens of a slot that are there */
@@ -59,13 +90,24 @@ template <int BLOCKS> struct plan {
     uint64_t free[2][2]; /* per slot: dims 0..255, 256..511; block 8 goes with the latter */
     uint64_t piece_full[2], piece_free[2];
     piece pieces[2];
-    uint32_t entries[8][RING]; /* of a producer warp: what it found in the list and has not copied yet */
-    list_scan scans[8];
-    token_place places[2][TOKENS]; /* CODES: of the tokens of a slot */
-    piece_walk walk;               /* the scout's own */
+    uint32_t entries[SCAN_WARPS][RING]; /* of a producer warp: what it found in the list and has not copied yet */
+    list_scan scans[SCAN_WARPS];
+    piece_walk walk; /* the scout's own */
+    /* CODES: places of the tokens of tiles, and when they are known and used up; raw rows of a batch are there. */
+    token_place places[PLACES][TOKENS];
+    uint32_t notes[PLACES][CODE_WARPS];
+    uint64_t places_full[PLACES], places_empty[PLACES];
+    uint64_t raw_full[CODE_WARPS][BATCHES_MAX];
 };
 
 static_assert(sizeof(plan<8>) <= 232448 && sizeof(plan<9>) <= 232448, "a block of sm_90 has 227 KiB");
+
+/* What all lanes have read. Said like this, it and what depends on it live in uniform registers, from where products
+ * take their operands' addresses; otherwise four moves stand before every product. */
+static __device__ __forceinline__ uint32_t uniform(uint32_t x)
+{
+    return __shfl_sync(0xFFFFFFFFu, x, 0);
+}
 
 /* Parity of use number n of a barrier or buffer that comes twice. */
 static __device__ __forceinline__ uint32_t use_parity(uint32_t n)
@@ -88,6 +130,12 @@ static __device__ __forceinline__ slot_uses uses_after(slot_uses uses, uint32_t 
 
 /* Bytes from a tile's begin: 16-byte chunk `chunk` of a row, all blocks counted. */
 static __device__ __forceinline__ uint32_t chunk_offset(uint32_t row, uint32_t chunk)
+{
+    return (chunk >> 3) * TILE_BYTES + row * 128 + (((chunk ^ row) & 7) << 4);
+}
+
+/* The same in Q. */
+static __device__ __forceinline__ uint32_t query_offset(uint32_t row, uint32_t chunk)
 {
     return (chunk >> 3) * BLOCK_BYTES + row * 128 + (((chunk ^ row) & 7) << 4);
 }

@@ -11,12 +11,9 @@
 
 #include <stddef.h>
 
-/* What all lanes have read. Said like this, it and what depends on it live in uniform registers, from where products
- * take their operands' addresses; otherwise four moves stand before every product. */
-static __device__ __forceinline__ uint32_t uniform(uint32_t x)
-{
-    return __shfl_sync(0xFFFFFFFFu, x, 0);
-}
+/* Scores of a thread. Where both slots share a block for weights, it is free when the follower has used the last. */
+#define SCORES      (TOKENS / 2)
+#define ONE_WEIGHTS (TOKENS < 64)
 
 /* A tile as operands, and its shared addresses. */
 typedef struct tile_view {
@@ -29,11 +26,14 @@ typedef struct tile_view {
 template <int BLOCKS> static __device__ __forceinline__ tile_view view_of(uint32_t slot)
 {
     tile_view v;
-    const uint32_t base = ptx_shared_address(ptx_shared()), tile_bytes = BLOCKS * BLOCK_BYTES;
+    const uint32_t base = ptx_shared_address(ptx_shared()), tile_bytes = BLOCKS * TILE_BYTES;
     v.at = base + offsetof(plan<BLOCKS>, k) + slot * tile_bytes;
-    v.weights_at = BLOCKS == 9 ? v.at + 8 * BLOCK_BYTES : base + offsetof(plan<BLOCKS>, weights) + slot * BLOCK_BYTES;
-    v.k = v.values[0] = ptx_wgmma_tile(v.at, BLOCK_BYTES);
-    v.values[1] = ptx_wgmma_advance(v.k, 4 * BLOCK_BYTES);
+    v.weights_at = base + offsetof(plan<BLOCKS>, weights);
+    if (!ONE_WEIGHTS) {
+        v.weights_at = BLOCKS == 9 ? v.at + 8 * BLOCK_BYTES : v.weights_at + slot * BLOCK_BYTES;
+    }
+    v.k = v.values[0] = ptx_wgmma_tile(v.at, TILE_BYTES);
+    v.values[1] = ptx_wgmma_advance(v.k, 4 * TILE_BYTES);
     v.weights = ptx_wgmma_tile(v.weights_at, BLOCK_BYTES);
     return v;
 }
@@ -42,9 +42,10 @@ template <int BLOCKS> static __device__ __forceinline__ tile_view view_of(uint32
 
 /* s = Q * tile^T, portion by portion as they arrive; ends with the commit. `full`: the slot's first barrier. */
 template <int BLOCKS, int F16>
-static __device__ __forceinline__ void start_scores(float s[32], uint32_t q, uint32_t k, uint32_t full, uint32_t parity)
+static __device__ __forceinline__ void start_scores(float s[SCORES], uint32_t q, uint32_t k, uint32_t full,
+                                                    uint32_t parity)
 {
-    ptx_wgmma_hold<32>(s);
+    ptx_wgmma_hold<SCORES>(s);
 #pragma unroll
     for (int at = 0; at < BLOCKS; at++) {
         if (at % 2 == 0 && at < 8) {
@@ -53,8 +54,13 @@ static __device__ __forceinline__ void start_scores(float s[32], uint32_t q, uin
         }
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            uint32_t offset = at * BLOCK_BYTES + i * 32;
-            ptx_wgmma_n64_ss<F16>(s, ptx_wgmma_advance(q, offset), ptx_wgmma_advance(k, offset), at + i > 0);
+            uint32_t of_q = ptx_wgmma_advance(q, at * BLOCK_BYTES + i * 32);
+            uint32_t of_k = ptx_wgmma_advance(k, at * TILE_BYTES + i * 32);
+            if (TOKENS == 48) {
+                ptx_wgmma_n48_ss<F16>(s, of_q, of_k, at + i > 0);
+            } else {
+                ptx_wgmma_n64_ss<F16>(s, of_q, of_k, at + i > 0);
+            }
         }
     }
     ptx_wgmma_commit();
@@ -62,17 +68,17 @@ static __device__ __forceinline__ void start_scores(float s[32], uint32_t q, uin
 
 /* o += weights (registers) * values, ends with the commit. */
 template <int F16, int WIDE>
-static __device__ __forceinline__ void start_values_rs(float o[128], const uint32_t a[16], uint32_t values)
+static __device__ __forceinline__ void start_values_rs(float o[128], const uint32_t a[SCORES / 2], uint32_t values)
 {
     ptx_wgmma_hold<128>(o);
     ptx_wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < 4; k++) {
+    for (int k = 0; k < TOKENS / 16; k++) {
         if (WIDE) {
             ptx_wgmma_n256_rs<F16>(o, a + 4 * k, ptx_wgmma_advance(values, k * 2048), 1);
         } else {
             ptx_wgmma_n128_rs<F16>(o, a + 4 * k, ptx_wgmma_advance(values, k * 2048), 1);
-            ptx_wgmma_n128_rs<F16>(o + 64, a + 4 * k, ptx_wgmma_advance(values, 2 * BLOCK_BYTES + k * 2048), 1);
+            ptx_wgmma_n128_rs<F16>(o + 64, a + 4 * k, ptx_wgmma_advance(values, 2 * TILE_BYTES + k * 2048), 1);
         }
     }
     ptx_wgmma_commit();
@@ -85,13 +91,13 @@ static __device__ __forceinline__ void start_values_ss(float o[128], uint32_t we
     ptx_wgmma_hold<128>(o);
     ptx_wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < 4; k++) {
+    for (int k = 0; k < TOKENS / 16; k++) {
         uint32_t a = ptx_wgmma_advance(weights, k * 32);
         if (WIDE) {
             ptx_wgmma_n256_ss<F16>(o, a, ptx_wgmma_advance(values, k * 2048), k > 0 || accumulate);
         } else {
             ptx_wgmma_n128_ss<F16>(o, a, ptx_wgmma_advance(values, k * 2048), k > 0 || accumulate);
-            ptx_wgmma_n128_ss<F16>(o + 64, a, ptx_wgmma_advance(values, 2 * BLOCK_BYTES + k * 2048),
+            ptx_wgmma_n128_ss<F16>(o + 64, a, ptx_wgmma_advance(values, 2 * TILE_BYTES + k * 2048),
                                    k > 0 || accumulate);
         }
     }

@@ -5,17 +5,16 @@
 
 #include "softmax.cuh"
 
-/* Of base-2 logits, for Q as load_q leaves it. ABOVE_0: infinite scores stay what they are. */
+/* Of base-2 logits, for Q as finish_q leaves it. ABOVE_0: infinite scores stay what they are. */
 template <int ABOVE_0> static __device__ __forceinline__ float scale_of(const fmlac_mqa &p)
 {
     float scale = fabsf(p.scale) * LOG2_E;
     return ABOVE_0 ? fmaxf(scale, 0x1p-126f) : scale;
 }
 
-/* Q times the sign of the scale, 0 if that is. Rows beyond the last are zeros. A barrier of both warpgroups
- * follows. */
+/* The copies set out; zeros if the scale is 0. Rows beyond the last are zeros. */
 template <int BLOCKS>
-static __device__ __forceinline__ void load_q(const fmlac_mqa &p, const fmlac_work &w, plan<BLOCKS> *m)
+static __device__ __forceinline__ void start_q(const fmlac_mqa &p, const fmlac_work &w, plan<BLOCKS> *m)
 {
     int thread = (int)ptx_thread(), chunk = thread % 8;
     int rows = p.scale == 0.0f ? 0 : (int)w.rows;
@@ -29,16 +28,23 @@ static __device__ __forceinline__ void load_q(const fmlac_mqa &p, const fmlac_wo
 #pragma unroll
         for (int block = 0; block < BLOCKS; block++) {
             bool there = row < rows && block * 64 + chunk * 8 < p.d_qk;
-            ptx_copy_async_16(q + chunk_offset(row, block * 8 + chunk), there ? from + block * 128 : p.q.data,
+            ptx_copy_async_16(q + query_offset(row, block * 8 + chunk), there ? from + block * 128 : p.q.data,
                               there ? 16 : 0);
         }
     }
     ptx_copy_async_commit();
+}
+
+/* Those of this thread are there, times the sign of the scale; a barrier of both warpgroups follows. */
+template <int BLOCKS> static __device__ __forceinline__ void finish_q(const fmlac_mqa &p, plan<BLOCKS> *m)
+{
+    int thread = (int)ptx_thread();
+    uint32_t q = ptx_shared_address(m->q);
     ptx_copy_async_wait<0>();
     if (p.scale < 0.0f) {
 #pragma unroll 1
         for (int at = thread; at < ROWS * BLOCKS * 8; at += 256) { /* the chunks that this thread has copied */
-            uint32_t x[4], to = q + chunk_offset(at / 8 % ROWS, at / (ROWS * 8) * 8 + at % 8);
+            uint32_t x[4], to = q + query_offset(at / 8 % ROWS, at / (ROWS * 8) * 8 + at % 8);
             ptx_load_shared_128(x, to);
             for (int i = 0; i < 4; i++) {
                 x[i] ^= 0x80008000u;

@@ -5,28 +5,31 @@
  * parameter.
  *
  * ROLES          warps                 registers: PAGES, ROWS, CODES  work
- *   leader         0..3                  216, 200, 200                  scores, weights; half of the output dims
- *   follower       4..7                  216, 200, 200                  the other half
- *   producers      8..11 (CODES 8..15)   72, 104, 56                    token tiles into shared memory
+ *   leader         0..3                  216, 200, 192                  scores, weights; half of the output dims
+ *   follower       4..7                  216, 200, 192                  the other half
+ *   producers      8..11 (CODES 8..15)   72, 104, 64                    token tiles into shared memory
  *
  * The scout, a warp, finds the next piece of work while the one before is in hand: with PAGES warp 9, which does
- * nothing else, with ROWS warp 8, with CODES warp 7 (there the expanding warps have the least time). Accumulators:
- * output 64 x 256 (128 registers per thread); the leader's scores 64 x 64 (32) and weights as an A operand (16).
+ * nothing else, with ROWS warp 8, with CODES warp 15, which does nothing else. Accumulators: output 64 x 256 (128
+ * registers per thread); the leader's scores 64 x 64 (32) and weights as an A operand (16), with CODES, whose tiles
+ * have 48 tokens, 24 and 12.
  *
  * SHARED MEMORY  struct plan (plan.cuh): Q | two slots of one tile | weights, references, row sums | barriers | pieces.
+ * CODES: weights have one block for both slots; the rest is raw rows (source_codes.cuh).
  *
  * BARRIERS       arrivals                       made by                       waited for by    protects
  *   full[s][4]     PAGES 1 and the bytes,         producers: a portion (two     leader, follower the portion; with the
  *                  ROWS 128 threads (and 1 for    blocks, the last one three)   (of its half)    last one mask and
- *                  the mask), CODES 8 warps       of a tile is there                             more[] of the slot
+ *                  the mask), CODES 6 warps       of a tile is there                             more[] of the slot
  *   free[s][2]     4 (one per warp)               leader, follower: each its    producers        half of slot s
  *                                                 half
  *   piece_full[2]  1                              scout                         everybody        pieces[]
- *   piece_free[2]  8 + PAGES 1, ROWS 4, CODES 8   warps that read pieces        scout            pieces[]
+ *   piece_free[2]  8 + PAGES 1, ROWS 4, CODES 1   warps that read pieces        scout            pieces[]
  *   named 1 + s    256                            leader                        follower         weights, references
  *   named 3        128                            leader                        itself           its writes into a tile
  *   named 5        256                            both                          both             Q, row sums
  * Block 8 (the rope dims) goes with half 1: once the scores are taken it holds the weights, which both read.
+ * CODES: the leader waits for the follower's half of the tile before, too, since its weights lay where the next go.
  *
  * ORDER BEHIND (PAGES, ROWS), for tile t in slot t & 1
  *   leader: scores of t                   waits full[s]; 4 products per block, half 0 first
@@ -71,10 +74,11 @@
 
 /* When values are summed; docs/hopper.md has the budgets. */
 #define ORDER_AT_ONCE 0 /* follower and leader as soon as the weights are there */
-#define ORDER_GATED   1 /* the follower while the leader makes the weights of the next tile: once its scores are there \
-                         */
-#define ORDER_EARLY  2  /* the same, once the products of its scores are issued */
-#define ORDER_BEHIND 3  /* the follower at once, the leader behind the scores of the next tile */
+#define ORDER_GATED                                                                                                    \
+    1                  /* the follower while the leader makes the weights of the next tile: once its scores are there  \
+                        */
+#define ORDER_EARLY  2 /* the same, once the products of its scores are issued */
+#define ORDER_BEHIND 3 /* the follower at once, the leader behind the scores of the next tile */
 #ifndef RELAY_ORDER_PAGES
 #define RELAY_ORDER_PAGES ORDER_BEHIND
 #endif
@@ -90,6 +94,12 @@
 #ifndef RELAY_REGISTERS_ROWS
 #define RELAY_REGISTERS_ROWS 200
 #endif
+#ifndef RELAY_OPTIMIST_CODES
+#define RELAY_OPTIMIST_CODES 1
+#endif
+#ifndef RELAY_REGISTERS_CODES
+#define RELAY_REGISTERS_CODES 192
+#endif
 
 template <int SOURCE> struct relay_of {
     static constexpr int PAGES = SOURCE == SOURCE_PAGES || SOURCE == SOURCE_TWINS;
@@ -99,9 +109,11 @@ template <int SOURCE> struct relay_of {
                                                          : RELAY_ORDER_CODES;
     static constexpr int REGISTERS = PAGES                   ? RELAY_REGISTERS_PAGES
                                      : SOURCE == SOURCE_ROWS ? RELAY_REGISTERS_ROWS
-                                                             : 200; /* of leader and follower */
-    static constexpr int WIDE = SOURCE != SOURCE_CODES;             /* products of 256 columns */
-    static constexpr int OPTIMIST = PAGES || ORDER == ORDER_BEHIND; /* registers for weigh_scores */
+                                                             : RELAY_REGISTERS_CODES; /* of leader and follower */
+    static constexpr int WIDE = SOURCE != SOURCE_CODES;                               /* products of 256 columns */
+    static constexpr int OPTIMIST =                                                   /* registers for weigh_scores */
+        PAGES || ORDER == ORDER_BEHIND || (SOURCE == SOURCE_CODES && RELAY_OPTIMIST_CODES);
+    static_assert(!ONE_WEIGHTS || ORDER != ORDER_BEHIND, "weights of two tiles are needed at a time");
     /* Of a slot and of the output, 0: dims 0..255. The leader's is held longest in the order BEHIND, the follower's in
      * the others; that one is needed last. */
     static constexpr int LEADER_HALF = ORDER == ORDER_BEHIND;
@@ -111,15 +123,15 @@ template <int SOURCE> struct relay_of {
 
 /* Weights, A fragments, to shared memory, with the references. Who reads them waits for the leader and fences. */
 template <int BLOCKS>
-static __device__ __forceinline__ void publish(const uint32_t a[16], const softmax_rows &rows, uint32_t weights_at,
-                                               plan<BLOCKS> *m, uint32_t slot)
+static __device__ __forceinline__ void publish(const uint32_t a[SCORES / 2], const softmax_rows &rows,
+                                               uint32_t weights_at, plan<BLOCKS> *m, uint32_t slot)
 {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    if (BLOCKS == 9) {
+    if (BLOCKS == 9 && !ONE_WEIGHTS) {
         ptx_barrier_sync(BARRIER_LEADER, 128); /* all four warps have read the rope dims */
     }
 #pragma unroll
-    for (int k = 0; k < 4; k++) {
+    for (int k = 0; k < TOKENS / 16; k++) {
         ptx_stmatrix_x4(weights_at + chunk_offset(warp * 16 + lane % 16, 2 * k + lane / 16), a + 4 * k);
     }
     if (lane % 4 == 0) {
@@ -155,9 +167,10 @@ static __device__ __forceinline__ void clear_tail(uint32_t tile, int first, uint
 }
 
 /* What is not plain about a tile that is there, for the warp; the leader asks before it waits for the scores. */
-#define TILE_MASKED  1 /* some of the warp's rows do not attend all tokens */
-#define TILE_UNCLEAN 2 /* some row of the block does not see all tokens: values may be numbers that it must not meet   \
-                        */
+#define TILE_MASKED 1 /* some of the warp's rows do not attend all tokens */
+#define TILE_UNCLEAN                                                                                                   \
+    2 /* some row of the block does not see all tokens: values may be numbers that it must not meet                    \
+       */
 
 static __device__ __forceinline__ int32_t tokens_seen(const piece &c, int row, int32_t first)
 {
@@ -190,9 +203,9 @@ template <int F16> static __device__ __forceinline__ void clean_tile(const piece
 /* Scores that have arrived to weights; s stays. Returns whether what was summed so far must be multiplied by factor[].
  */
 template <int BLOCKS, int F16>
-static __device__ __forceinline__ bool weights_of(float s[32], softmax_rows &rows, uint32_t a[16], float factor[2],
-                                                  const plan<BLOCKS> *m, const piece &c, uint32_t slot, uint32_t tile,
-                                                  int32_t first, uint32_t flags)
+static __device__ __forceinline__ bool weights_of(float s[SCORES], softmax_rows &rows, uint32_t a[SCORES / 2],
+                                                  float factor[2], const plan<BLOCKS> *m, const piece &c, uint32_t slot,
+                                                  uint32_t tile, int32_t first, uint32_t flags)
 {
     if (flags & TILE_UNCLEAN) {
         clean_tile<F16>(c, tile, first);
@@ -209,7 +222,7 @@ static __device__ __forceinline__ bool weights_of(float s[32], softmax_rows &row
 
 /* The same with fewer registers and a longer chain: s becomes the weights. */
 template <int BLOCKS, int F16>
-static __device__ __forceinline__ bool weights_in_place(float s[32], softmax_rows &rows, uint32_t a[16],
+static __device__ __forceinline__ bool weights_in_place(float s[SCORES], softmax_rows &rows, uint32_t a[SCORES / 2],
                                                         float factor[2], const plan<BLOCKS> *m, const piece &c,
                                                         uint32_t slot, uint32_t tile, int32_t first)
 {
@@ -227,7 +240,7 @@ static __device__ __forceinline__ bool weights_in_place(float s[32], softmax_row
     scale_scores(s, rows.scale, mask, limit);
     bool moves = weigh(s, rows, factor);
 #pragma unroll
-    for (int i = 0; i < 16; i++) {
+    for (int i = 0; i < SCORES / 2; i++) {
         a[i] = F16 ? ptx_pack_f16(s[2 * i], s[2 * i + 1]) : ptx_pack_bf16(s[2 * i], s[2 * i + 1]);
     }
     return moves;
@@ -235,7 +248,7 @@ static __device__ __forceinline__ bool weights_in_place(float s[32], softmax_row
 
 /* A tile as the leader meets it: waits for it and issues the products of its scores. */
 template <int BLOCKS, int F16, int SOURCE>
-static __device__ __forceinline__ void start_tile(float s[32], uint32_t q, const tile_view &v, plan<BLOCKS> *m,
+static __device__ __forceinline__ void start_tile(float s[SCORES], uint32_t q, const tile_view &v, plan<BLOCKS> *m,
                                                   const piece &c, uint32_t slot, uint32_t parity, int32_t first)
 {
     const uint32_t full = ptx_shared_address(m->full[slot]);
@@ -251,8 +264,8 @@ static __device__ __forceinline__ uint32_t lead(float o[128], softmax_rows &rows
                                                 const fmlac_mqa &p, const piece &c, slot_uses uses)
 {
     typedef relay_of<SOURCE> the;
-    float s[32], factor[2], top[2] = {-FMLAC_INFINITY, -FMLAC_INFINITY};
-    uint32_t a[16], t = 0, more;
+    float s[SCORES], factor[2], top[2] = {-FMLAC_INFINITY, -FMLAC_INFINITY};
+    uint32_t a[SCORES / 2], t = 0, more;
 #pragma unroll 1
     do {
         const uint32_t slot = t & 1;
@@ -264,7 +277,7 @@ static __device__ __forceinline__ uint32_t lead(float o[128], softmax_rows &rows
         }
         uint32_t flags = the::OPTIMIST ? tile_flags(m, c, slot, first) : 0;
         ptx_wgmma_wait<0>();
-        ptx_wgmma_hold<32>(s);
+        ptx_wgmma_hold<SCORES>(s);
         more = uniform(*(const volatile uint32_t *)&m->more[slot]);
         if (the::ORDER == ORDER_GATED && t > 0) {
             ptx_barrier_arrive(BARRIER_WEIGHTS + (slot ^ 1), 256);
@@ -272,6 +285,9 @@ static __device__ __forceinline__ uint32_t lead(float o[128], softmax_rows &rows
         if (the::OPTIMIST ? weights_of<BLOCKS, F16>(s, rows, a, factor, m, c, slot, v.at, first, flags)
                           : weights_in_place<BLOCKS, F16>(s, rows, a, factor, m, c, slot, v.at, first)) {
             rescale(o, factor); /* seldom */
+        }
+        if (ONE_WEIGHTS) { /* the follower is done with the last ones */
+            ptx_mbarrier_wait(ptx_shared_address(&m->free[slot ^ 1][!the::LEADER_HALF]), tile_parity(uses, t + 1) ^ 1);
         }
         publish<BLOCKS>(a, rows, v.weights_at, m, slot);
         if (the::ORDER == ORDER_AT_ONCE || !more) {
@@ -300,8 +316,8 @@ static __device__ __forceinline__ uint32_t lead_behind(float o[128], softmax_row
                                                        const fmlac_mqa &p, const piece &c, slot_uses uses)
 {
     typedef relay_of<SOURCE> the;
-    float s[32], factor[2], top[2] = {-FMLAC_INFINITY, -FMLAC_INFINITY};
-    uint32_t a[16], t = 0, more;
+    float s[SCORES], factor[2], top[2] = {-FMLAC_INFINITY, -FMLAC_INFINITY};
+    uint32_t a[SCORES / 2], t = 0, more;
 #pragma unroll 1
     do {
         const uint32_t slot = t & 1;
@@ -313,7 +329,7 @@ static __device__ __forceinline__ uint32_t lead_behind(float o[128], softmax_row
         more = uniform(*(const volatile uint32_t *)&m->more[slot]);
         uint32_t flags = tile_flags(m, c, slot, first);
         ptx_wgmma_wait<1>();
-        ptx_wgmma_hold<32>(s);
+        ptx_wgmma_hold<SCORES>(s);
         bool moves = weights_of<BLOCKS, F16>(s, rows, a, factor, m, c, slot, v.at, first, flags);
         publish<BLOCKS>(a, rows, v.weights_at, m, slot);
         ptx_fence_async_proxy();
@@ -389,11 +405,6 @@ static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> 
 {
     typedef relay_of<SOURCE> the;
     int group = __shfl_sync(0xFFFFFFFFu, (int)(threadIdx.x / 128), 0);
-    bool scout = SOURCE == SOURCE_CODES && threadIdx.x / 32 == MMA_WARPS - 1;
-    if (scout) {
-        walk_begin(p, &m->walk, blockIdx.x, gridDim.x, threadIdx.x % 32);
-        scout_piece(p, m, 0);
-    }
     slot_uses uses = 0;
     uint32_t q = ptx_wgmma_tile(ptx_shared_address(m->q), BLOCK_BYTES);
 #pragma unroll 1
@@ -401,15 +412,17 @@ static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> 
         ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[i & 1]), use_parity(i));
         const piece &c = m->pieces[i & 1];
         if (!uniform(c.there)) {
+            ptx_copy_async_wait<0>();
             break;
         }
-        if (has_tiles(c)) {
-            load_q<BLOCKS>(p, c.work, m);
+        if (!uniform(c.early)) {
+            ptx_copy_async_wait<0>(); /* a wrong guess */
+            if (has_tiles(c)) {
+                start_q<BLOCKS>(p, c.work, m);
+            }
         }
+        finish_q<BLOCKS>(p, m);
         ptx_barrier_sync(BARRIER_MMA, 256); /* Q is there; sums of the piece before have been read */
-        if (scout) {
-            scout_piece(p, m, i + 1);
-        }
         float o[128];
         softmax_rows rows = {
             scale_of<the::OPTIMIST>(p), {-FMLAC_INFINITY, -FMLAC_INFINITY}, {-FMLAC_INFINITY, -FMLAC_INFINITY}, {0, 0}};
@@ -436,18 +449,16 @@ static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> 
 /* ---- the block --------------------------------------------------------------------------------------------------- */
 
 template <int BLOCKS, int SOURCE>
-static __device__ __forceinline__ void init_barriers(const fmlac_mqa &p, plan<BLOCKS> *m, int producer_warps)
+static __device__ __forceinline__ void init_barriers(plan<BLOCKS> *m, int producer_warps)
 {
     typedef relay_of<SOURCE> the;
-    int readers = the::PAGES ? 1 : producer_warps; /* producer warps that read pieces */
-    uint32_t arrivals = the::PAGES ? 1 : SOURCE == SOURCE_ROWS ? producer_warps * 32 : producer_warps;
+    int readers = SOURCE == SOURCE_ROWS ? producer_warps : 1; /* producer warps that read pieces */
+    uint32_t arrivals = the::PAGES ? 1 : SOURCE == SOURCE_ROWS ? producer_warps * 32 : CODE_WARPS;
     for (int i = 0; i < 2; i++) {
         for (int j = 0; j < PORTIONS; j++) {
             uint32_t more = 0;
             if (SOURCE == SOURCE_ROWS && j == PORTIONS - 1) {
                 more = 1; /* the mask */
-            } else if (SOURCE == SOURCE_CODES && p.main.pool.rope_dims > 0 && j == PORTIONS - 1) {
-                more = producer_warps * 32; /* every thread's copies */
             }
             ptx_mbarrier_init(ptx_shared_address(&m->full[i][j]), arrivals + more);
         }
@@ -456,7 +467,44 @@ static __device__ __forceinline__ void init_barriers(const fmlac_mqa &p, plan<BL
         ptx_mbarrier_init(ptx_shared_address(&m->piece_full[i]), 1);
         ptx_mbarrier_init(ptx_shared_address(&m->piece_free[i]), MMA_WARPS + readers);
     }
+    if constexpr (SOURCE == SOURCE_CODES) {
+        init_codes(m);
+    }
     ptx_mbarrier_init_fence();
+}
+
+/* What need not wait for the scout; a barrier of the block follows. */
+template <int BLOCKS, int SOURCE>
+static __device__ __forceinline__ void prologue(const fmlac_mqa_sm90a &all, plan<BLOCKS> *m, int producer_warps)
+{
+    typedef relay_of<SOURCE> the;
+    const fmlac_mqa &p = all.mqa;
+    int thread = (int)threadIdx.x - MMA_WARPS * 32, threads = producer_warps * 32;
+    if (thread >= 0) {
+        if (thread == threads - 1) {
+            if (the::PAGES) {
+                ptx_tma_prefetch_map(&all.pages);
+            }
+            init_barriers<BLOCKS, SOURCE>(m, producer_warps);
+        }
+        walk_costs(p, &m->walk, thread, threads);
+        return;
+    }
+    fmlac_work w = {};
+    int32_t begin;
+    bool guessed = walk_guess(p, (int32_t)blockIdx.x / the::TWINS, &w, &begin);
+    if (the::TWINS == 2 && guessed) {
+        twin_rows(&w, (int32_t)ptx_cluster_rank());
+    }
+    if (threadIdx.x == 0) {
+        m->walk.guess = guessed ? (int32_t)w.first : -1;
+    }
+    if (guessed) {
+        start_q<BLOCKS>(p, w, m);
+    }
+    if (guessed && threadIdx.x < 32) {
+        prefetch_list(p, w, begin, (int)threadIdx.x);
+    }
 }
 
 /* BLOCKS: 64-dim blocks of a token, 8 or 9. F16: numbers are fp16, not bf16. SOURCE: how tokens come. */
@@ -466,11 +514,9 @@ template <int BLOCKS, int F16, int SOURCE> static __device__ __forceinline__ voi
     constexpr int PRODUCER_WARPS = SOURCE == SOURCE_CODES ? 8 : 4;
     typedef relay_of<SOURCE> the;
     constexpr int MMA_REGISTERS = the::REGISTERS;
-    constexpr int PRODUCER_REGISTERS = SOURCE == SOURCE_CODES ? 56 : 504 - 2 * MMA_REGISTERS;
+    constexpr int PRODUCER_REGISTERS = SOURCE == SOURCE_CODES ? 256 - MMA_REGISTERS : 504 - 2 * MMA_REGISTERS;
     plan<BLOCKS> *m = (plan<BLOCKS> *)ptx_shared();
-    if (threadIdx.x == 0) {
-        init_barriers<BLOCKS, SOURCE>(p, m, PRODUCER_WARPS);
-    }
+    prologue<BLOCKS, SOURCE>(all, m, PRODUCER_WARPS);
     if (the::TWINS == 2) {
         ptx_cluster_sync();
     } else {
@@ -483,9 +529,9 @@ template <int BLOCKS, int F16, int SOURCE> static __device__ __forceinline__ voi
         consume<BLOCKS, F16, SOURCE>(p, m);
     } else {
         ptx_registers_give<PRODUCER_REGISTERS>();
-        if (the::PAGES) {
+        if constexpr (the::PAGES) {
             produce_pages<BLOCKS, the::TWINS>(all, m);
-        } else if (SOURCE == SOURCE_ROWS) {
+        } else if constexpr (SOURCE == SOURCE_ROWS) {
             produce_rows<BLOCKS>(p, m);
         } else {
             produce_codes<BLOCKS>(p, m);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * softmax.cuh: scores to weights, online. A thread holds two rows (g and g + 8 of its warp's 16), 16 columns of each;
+ * softmax.cuh: scores to weights, online. A thread holds two rows (g and g + 8 of its warp's 16), 16 columns of each
+ * (12 where a tile has 48 tokens);
  * four neighbouring lanes share a row.
  *
  * Weights are 2^(z - reference), z = score * scale in base 2. The reference is a row's maximum or up to LAZY less: it
@@ -29,21 +30,22 @@ static __device__ __forceinline__ float shrink(float from, float to)
     return from == to ? 1.0f : ptx_exp2(from - to);
 }
 
-/* Scores to base 2; tokens that are not there, or that a row does not see, become -infinity. */
-static __device__ __forceinline__ void scale_scores(float s[32], float scale, const uint32_t mask[2],
+/* Scores to base 2; tokens that are not there, or that a row does not see, become -infinity. In the mask, bits beyond
+ * the tile are set. */
+static __device__ __forceinline__ void scale_scores(float s[TOKENS / 2], float scale, const uint32_t mask[2],
                                                     const int32_t limit[2])
 {
     int q = threadIdx.x % 4;
     bool all = (mask[0] & mask[1]) == 0xFFFFFFFFu && limit[0] >= TOKENS && limit[1] >= TOKENS;
     if (__all_sync(0xFFFFFFFFu, all)) {
 #pragma unroll
-        for (int i = 0; i < 32; i++) {
+        for (int i = 0; i < TOKENS / 2; i++) {
             s[i] *= scale;
         }
         return;
     }
 #pragma unroll
-    for (int i = 0; i < 32; i++) {
+    for (int i = 0; i < TOKENS / 2; i++) {
         int column = i / 4 * 8 + 2 * q + i % 2;
         bool attended = (mask[i / 16] >> (column % 32) & 1) != 0 && column < limit[i / 2 % 2];
         s[i] = attended ? s[i] * scale : -FMLAC_INFINITY;
@@ -54,11 +56,11 @@ static __device__ __forceinline__ void scale_scores(float s[32], float scale, co
  * Scaled scores to weights in place. factor[]: what the sums of earlier tiles must be multiplied by. Returns whether
  * any row of the warp has a factor other than 1.
  */
-static __device__ __forceinline__ bool weigh(float s[32], softmax_rows &rows, float factor[2])
+static __device__ __forceinline__ bool weigh(float s[TOKENS / 2], softmax_rows &rows, float factor[2])
 {
     float top[2] = {-FMLAC_INFINITY, -FMLAC_INFINITY};
 #pragma unroll
-    for (int i = 0; i < 32; i++) {
+    for (int i = 0; i < TOKENS / 2; i++) {
         top[i / 2 % 2] = fmaxf(top[i / 2 % 2], s[i]);
     }
     bool moves = false;
@@ -77,7 +79,7 @@ static __device__ __forceinline__ bool weigh(float s[32], softmax_rows &rows, fl
         float base = rows.reference[h] == -FMLAC_INFINITY ? 0.0f : rows.reference[h];
         float sum = 0.0f;
 #pragma unroll
-        for (int j = 0; j < 8; j++) {
+        for (int j = 0; j < TOKENS / 8; j++) {
             s[4 * j + 2 * h] = ptx_exp2(s[4 * j + 2 * h] - base);
             s[4 * j + 2 * h + 1] = ptx_exp2(s[4 * j + 2 * h + 1] - base);
             sum += s[4 * j + 2 * h] + s[4 * j + 2 * h + 1];
@@ -97,11 +99,11 @@ static __device__ __forceinline__ bool weigh(float s[32], softmax_rows &rows, fl
 #define SUM_MOST 256.0f /* of a thread's sixteen weights of a row, before its reference moves */
 
 /* Scores of tokens that a row does not attend become -infinity. */
-static __device__ __forceinline__ void hide_scores(float s[32], const uint32_t mask[2], const int32_t limit[2])
+static __device__ __forceinline__ void hide_scores(float s[TOKENS / 2], const uint32_t mask[2], const int32_t limit[2])
 {
     int q = threadIdx.x % 4;
 #pragma unroll
-    for (int i = 0; i < 32; i++) {
+    for (int i = 0; i < TOKENS / 2; i++) {
         int column = i / 4 * 8 + 2 * q + i % 2;
         bool attended = (mask[i / 16] >> (column % 32) & 1) != 0 && column < limit[i / 2 % 2];
         s[i] = attended ? s[i] : -FMLAC_INFINITY;
@@ -110,12 +112,12 @@ static __device__ __forceinline__ void hide_scores(float s[32], const uint32_t m
 
 /* 2^(s * scale - base) in 16 bits, as A fragments, and their sums before rounding. */
 template <int F16>
-static __device__ __forceinline__ void weights_against(const float s[32], float scale, const float base[2],
-                                                       uint32_t a[16], float sum[2])
+static __device__ __forceinline__ void weights_against(const float s[TOKENS / 2], float scale, const float base[2],
+                                                       uint32_t a[TOKENS / 4], float sum[2])
 {
     sum[0] = sum[1] = 0.0f;
 #pragma unroll
-    for (int i = 0; i < 16; i++) {
+    for (int i = 0; i < TOKENS / 4; i++) {
         float x = ptx_exp2(fmaf(s[2 * i], scale, -base[i % 2]));
         float y = ptx_exp2(fmaf(s[2 * i + 1], scale, -base[i % 2]));
         sum[i % 2] += x + y;
@@ -124,18 +126,18 @@ static __device__ __forceinline__ void weights_against(const float s[32], float 
 }
 
 /* Maxima of a thread's scores. */
-static __device__ __forceinline__ void raise_max(const float s[32], float max[2])
+static __device__ __forceinline__ void raise_max(const float s[TOKENS / 2], float max[2])
 {
 #pragma unroll
-    for (int i = 0; i < 32; i++) {
+    for (int i = 0; i < TOKENS / 2; i++) {
         max[i / 2 % 2] = fmaxf(max[i / 2 % 2], s[i]);
     }
 }
 
 /* Scores to weights. factor[]: what the sums of earlier tiles must be multiplied by, where it returns true. */
 template <int F16>
-static __device__ __forceinline__ bool weigh_scores(const float s[32], softmax_rows &rows, uint32_t a[16],
-                                                    float factor[2])
+static __device__ __forceinline__ bool weigh_scores(const float s[TOKENS / 2], softmax_rows &rows,
+                                                    uint32_t a[TOKENS / 4], float factor[2])
 {
     float sum[2], base[2] = {rows.reference[0], rows.reference[1]};
     bool moves = false;

@@ -93,7 +93,7 @@ static __device__ __forceinline__ tile_tokens scan_next(const fmlac_mqa &p, cons
             have += __popc(all);
             have_main += __popc(__ballot_sync(0xFFFFFFFFu, kept && main));
         }
-        at += TOKENS;
+        at += 64;
         *ahead = scan_fetch(p, w, scan, at);
     }
     int32_t same = have_main > 0 ? have_main : have;

@@ -1,413 +1,458 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * source_codes.cuh: quantised tokens, expanded to bf16 on their way into a tile. Eight warps; warp i owns tokens 8i ..
- * 8i + 7 of every tile. A pass is 16 segments (16 dims each, half a token) of two tokens: lane l has token l >> 2 & 1
- * and segment (l & 3) | (l >> 3) << 2, so that the two 16-byte stores of a pass meet no bank twice. Codes travel
- * through registers: as soon as a pass of a half is expanded, its registers take the same pass of the next half. Dims
- * that are stored as bf16 go by cp.async, straight to where they belong.
+ * source_codes.cuh: quantised tokens, expanded to bf16 on their way into a tile. Eight warps, which keep step with the
+ * tiles and not with the pieces, so that the next piece's rows are under way before the last one is done:
  *
- * Values are code * scale, rounded to bf16 once, for every (code, scale) pair: exactly by a bf16 product where the
- * scale is an easy power of two (every current writer's are) or an e4m3 number, else by the product in float.
+ *   expand 0..5  rows 8w .. 8w + 7 of every tile, four at a time (a batch). A warp has its own places for raw rows: as
+ *                soon as a batch is in registers, the warp has the batch that takes its place fetched, by one bulk copy
+ *                per row, which needs neither registers nor the path of loads and stores. Only then it expands.
+ *   finder       walks the list: where the tokens of the next tiles lie. Scales at the end of a page it fetches itself.
+ *   scout        finds the pieces
  *
- * A tile is of one pool, so what must be known of a format is the same for the whole warp (struct codes_format) and the
- * instructions per pass are few: 256 threads have about 40 cycles per token for everything.
+ * A batch is four times sixteen codes per lane: rows (0, 1) and (2, 3) of dims 0..255, the same of dims 256..511. Lane
+ * l has row l >> 2 & 1 of two and segment (l & 3) | (l >> 3) << 2 of 16 dims, so that neither the loads from raw rows
+ * nor the two 16-byte stores meet a bank twice. RoPE dims are bf16 already: a load and a store per batch.
+ *
+ * BARRIERS                arrivals           made by         waited for by   protects
+ *   places_full[4]        33                 finder: 32 for  expand          places[], notes[], scales[] of a tile
+ *                                            copies
+ *   places_empty[4]       6 warps            expand          finder          the same
+ *   raw_full[w][3]        1 and the bytes    expand warp w   itself          its raw rows of a batch
+ *
+ * Fetching never waits for places as long as a batch is under way: a piece may end with the tile at hand, and the next
+ * one is found only when the one before the last is done.
  */
 #ifndef FLASHMLA_CUDA_SM90A_SOURCE_CODES_CUH
 #define FLASHMLA_CUDA_SM90A_SOURCE_CODES_CUH
 
+#include "expand.cuh"
+#include "ptx/tma.cuh"
 #include "source.cuh"
 
-#define CODE_WARPS  8
-#define WARP_TOKENS (TOKENS / CODE_WARPS)
-#define PASSES      (WARP_TOKENS / 2)
+#define WARP_ROWS 8 /* of a tile, NOTE_THERE */
 
-enum { CODES_FP8_F32, CODES_FP8_E8M0, CODES_FP4_E4M3, CODES_ANY };
-
-/* Of a tile: how its tokens are coded. */
-typedef struct codes_format {
-    int32_t kind;
-    int32_t group_shift;
-    bool extra;
-} codes_format;
-
-/* What a lane holds of the half that is on its way. */
-typedef struct raw_half {
-    uint32_t codes[PASSES][4];
-    uint32_t scale[PASSES]; /* its bits or its code */
-    codes_format format;
-} raw_half;
-
-static __device__ __forceinline__ codes_format format_of(const fmlac_pool &pool, bool extra)
-{
-    codes_format f = {CODES_ANY, pool.group_shift, extra};
-    if (pool.aligned && pool.outer_scale == 1.0f && pool.element == FMLAC_F8_E4M3 && pool.scale != FMLAC_F8_E4M3) {
-        f.kind = pool.scale == FMLAC_F32 ? CODES_FP8_F32 : pool.scale == FMLAC_F8_E8M0 ? CODES_FP8_E8M0 : CODES_ANY;
-    } else if (pool.aligned && pool.outer_scale == 1.0f && pool.element == FMLAC_F4_E2M1) {
-        f.kind = pool.scale == FMLAC_F8_E4M3 ? CODES_FP4_E4M3 : CODES_ANY;
-    }
-    return f;
-}
+#ifdef FMLAC_CODES
+static_assert(CODE_WARPS * WARP_ROWS == TOKENS && CODE_BATCHES * BATCH_ROWS == WARP_ROWS, "every row has a warp");
+static_assert(CODE_WARPS * BATCH_ROWS * FMLAC_RAW_PITCH_MAX <= RAW_BYTES(9), "a batch of any format fits");
+#endif
 
 static __device__ __forceinline__ const fmlac_pool &pool_of(const fmlac_mqa &p, bool extra)
 {
     return extra ? p.extra.pool : p.main.pool;
 }
 
-/* First dim of the lane's segment in half `half`. */
-static __device__ __forceinline__ int segment_dim(int half)
+template <int BLOCKS> static __device__ __forceinline__ void init_codes(plan<BLOCKS> *m)
 {
-    int lane = threadIdx.x % 32;
-    return half * 256 + ((lane & 3) | lane >> 3 << 2) * 16;
+    for (int i = 0; i < PLACES; i++) {
+        ptx_mbarrier_init(ptx_shared_address(&m->places_full[i]), 33);
+        ptx_mbarrier_init(ptx_shared_address(&m->places_empty[i]), CODE_WARPS);
+    }
+    for (int i = 0; i < CODE_WARPS * BATCHES_MAX; i++) {
+        ptx_mbarrier_init(ptx_shared_address(&m->raw_full[0][i]), 1);
+    }
+    m->mask[0][1] = m->mask[1][1] = 0xFFFFFFFFu; /* bits beyond the tile stay so */
 }
 
-/* ---- loads ------------------------------------------------------------------------------------------------------- */
+/* ---- finding ----------------------------------------------------------------------------------------------------- */
 
-/* Pools at any address, with any scale. */
-static __device__ __forceinline__ void load_pass_any(const fmlac_pool &pool, const token_place &place, int dim,
-                                                     uint32_t x[4], uint32_t *scale)
+/* Everything about a tile is written, or on its way. */
+template <int BLOCKS> static __device__ __forceinline__ void note_done(plan<BLOCKS> *m, uint32_t at)
 {
-    bool fp4 = pool.element == FMLAC_F4_E2M1;
-    const uint8_t *from = place.row + (fp4 ? dim / 2 : dim);
-    const uint8_t *group = place.row + place.scales + (dim >> pool.group_shift) * (pool.scale == FMLAC_F32 ? 4 : 1);
-#pragma unroll 1
-    for (int j = fp4 ? 7 : 15; j >= 0; j--) {
-        x[3] = x[3] << 8 | x[2] >> 24;
-        x[2] = x[2] << 8 | x[1] >> 24;
-        x[1] = x[1] << 8 | x[0] >> 24;
-        x[0] = x[0] << 8 | from[j];
-    }
-    if (pool.scale == FMLAC_F32) {
-        *scale = bytes_u32(group);
-    } else if (pool.scale != FMLAC_NONE) {
-        *scale = group[0];
-    }
-}
-
-/* Starts the loads of pass i of a half in a format of kind KIND. Absent tokens are zeros with scale 1. */
-template <int KIND>
-static __device__ __forceinline__ void load_pass(const fmlac_mqa &p, const codes_format &f, const token_place *places,
-                                                 int i, int half, raw_half *raw)
-{
-    const token_place place = places[2 * i + (threadIdx.x >> 2 & 1)];
-    int dim = segment_dim(half);
-    uint32_t *x = raw->codes[i];
-    bool there = place.row && dim < p.main.pool.quant_dims;
-    const uint8_t *scales = place.row + place.scales;
-    x[0] = x[1] = x[2] = x[3] = 0;
-    raw->scale[i] = KIND == CODES_FP8_F32 ? 0x3F800000u : KIND == CODES_FP8_E8M0 ? 127 : 0x38;
-    if (!there) {
-        return;
-    }
-    if (KIND == CODES_ANY) {
-        load_pass_any(pool_of(p, f.extra), place, dim, x, &raw->scale[i]);
-        return;
-    }
-    if (KIND == CODES_FP4_E4M3) {
-        const uint2 codes = *(const uint2 *)(place.row + dim / 2);
-        x[0] = codes.x, x[1] = codes.y;
-    } else {
-        const uint4 codes = *(const uint4 *)(place.row + dim);
-        x[0] = codes.x, x[1] = codes.y, x[2] = codes.z, x[3] = codes.w;
-    }
-    int group = dim >> f.group_shift;
-    raw->scale[i] = KIND == CODES_FP8_F32 ? *(const uint32_t *)(scales + group * 4) : scales[group];
-}
-
-template <int KIND>
-static __device__ __forceinline__ void load_passes(const fmlac_mqa &p, const codes_format &f, const token_place *places,
-                                                   int half, raw_half *raw)
-{
-#pragma unroll
-    for (int i = 0; i < PASSES; i++) {
-        load_pass<KIND>(p, f, places, i, half, raw);
-    }
-}
-
-static __device__ __forceinline__ void load_half(const fmlac_mqa &p, const codes_format &f, const token_place *places,
-                                                 int half, raw_half *raw)
-{
-    if (f.kind == CODES_FP8_E8M0) {
-        load_passes<CODES_FP8_E8M0>(p, f, places, half, raw);
-    } else if (f.kind == CODES_FP8_F32) {
-        load_passes<CODES_FP8_F32>(p, f, places, half, raw);
-    } else if (f.kind == CODES_FP4_E4M3) {
-        load_passes<CODES_FP4_E4M3>(p, f, places, half, raw);
-    } else {
-        load_passes<CODES_ANY>(p, f, places, half, raw);
-    }
-    raw->format = f;
-}
-
-/* ---- expanding --------------------------------------------------------------------------------------------------- */
-
-/*
- * Any scale, any outer scale, NaN codes: products in float, one after another. The codes are put where the first eight
- * numbers go and read from there; the last eight numbers go elsewhere, the first eight are written from the last one
- * down.
- */
-static __device__ __forceinline__ void expand_pass_hard(bool fp4, const uint32_t codes[4], float scale,
-                                                        float outer_scale, uint32_t to)
-{
-    ptx_store_shared_128(to, codes);
-#pragma unroll 1
-    for (int at = 15; at >= 0; at--) {
-        uint32_t code = ptx_load_shared_u8(to + (fp4 ? at / 2 : at));
-        float x = fp4 ? float_of_e2m1(code >> (at % 2 * 4)) : float_of_e4m3(code);
-        x = x * scale * outer_scale;
-        ptx_store_shared_u16((at < 8 ? to : to ^ 16) + at % 8 * 2, (uint16_t)ptx_pack_bf16(x, x));
-    }
-}
-
-/* Where pass i goes if pass 0 goes to `to`: two rows on per pass, another place of the swizzle. */
-static __device__ __forceinline__ uint32_t pass_place(uint32_t to, int i)
-{
-    return (to ^ i * 2 << 4) + i * 2 * 128;
-}
-
-/* The long way, for all passes of a half. */
-static __device__ __forceinline__ void expand_half_hard(const fmlac_pool &pool, const raw_half &raw, uint32_t to)
-{
-#pragma unroll
-    for (int i = 0; i < PASSES; i++) {
-        uint32_t bits = raw.scale[i];
-        float scale = pool.scale == FMLAC_F32       ? __uint_as_float(bits)
-                      : pool.scale == FMLAC_NONE    ? 1.0f
-                      : pool.scale == FMLAC_F8_E8M0 ? float_of_e8m0(bits)
-                                                    : float_of_e4m3(bits);
-        expand_pass_hard(pool.element == FMLAC_F4_E2M1, raw.codes[i], scale, pool.outer_scale, pass_place(to, i));
-    }
-}
-
-/* Whether all codes and scales of the lane may go the short way. */
-static __device__ __forceinline__ bool half_is_easy(const raw_half &raw)
-{
-    uint32_t nan = 0;
-    bool easy = true;
-    if (raw.format.kind == CODES_FP4_E4M3) {
-        return true;
-    }
-#pragma unroll
-    for (int i = 0; i < PASSES; i++) {
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            nan |= (raw.codes[i][j] & 0x7F7F7F7Fu) + 0x01010101u;
-        }
-        easy = easy && (raw.format.kind == CODES_FP8_E8M0 ? raw.scale[i] - 3 <= 131
-                                                          : scale_is_easy(__uint_as_float(raw.scale[i])));
-    }
-    return easy && (nan & 0x80808080u) == 0 && raw.format.kind != CODES_ANY;
-}
-
-/* Pass i of what has arrived, as 16 bf16 numbers: codes times a number that is a bf16 pair. e4m3 codes are spread to
- * 2^-120 times their value, so their factor is 2^120 times the scale. */
-template <int KIND>
-static __device__ __forceinline__ void expand_pass(const raw_half &raw, int i, uint32_t to, bool inside)
-{
-    const uint32_t *codes = raw.codes[i];
-    uint32_t bits = raw.scale[i], factor;
-    if (KIND == CODES_FP8_E8M0) {
-        factor = (bits + 120) * 0x00800080u;
-    } else if (KIND == CODES_FP8_F32) {
-        factor = ((bits >> 16) + (120u << 7)) * 0x00010001u;
-    } else {
-        factor = (__float_as_uint(float_of_e4m3(bits)) >> 16) * 0x00010001u;
-    }
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        uint32_t out[4];
-        if (KIND == CODES_FP4_E4M3) {
-            spread_e2m1(codes[h] & 0xFFFFu, out);
-            spread_e2m1(codes[h] >> 16, out + 2);
-        } else {
-            spread_e4m3(codes[2 * h], out);
-            spread_e4m3(codes[2 * h + 1], out + 2);
-        }
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            out[j] = ptx_multiply_bf16x2(out[j], factor);
-        }
-        if (inside) {
-            ptx_store_shared_128(pass_place(to, i) ^ (h * 16), out);
-        }
-    }
-}
-
-/* A half's passes; SAME: the next half is of the same kind, and its loads start as registers become free. */
-template <int KIND, int SAME>
-static __device__ __forceinline__ void expand_passes(const fmlac_mqa &p, raw_half *raw, uint32_t to, bool inside,
-                                                     const codes_format &next, const token_place *places, int next_half)
-{
-#pragma unroll
-    for (int i = 0; i < PASSES; i++) {
-        expand_pass<KIND>(*raw, i, to, inside);
-        if (SAME) {
-            load_pass<KIND>(p, next, places, i, next_half, raw);
-        }
-    }
-    if (SAME) {
-        raw->format = next;
-    } else {
-        load_half(p, next, places, next_half, raw);
-    }
-}
-
-/* ---- dims stored as bf16 ----------------------------------------------------------------------------------------- */
-
-/* The warp's tokens; lane: chunk lane % 8 of tokens lane / 8 and lane / 8 + 4. Every thread arrives at `full`. */
-static __device__ __forceinline__ void copy_rope(const fmlac_mqa &p, bool extra, const token_place *places,
-                                                 uint32_t tile, int warp, uint32_t full)
-{
-    int lane = threadIdx.x % 32, chunk = lane % 8, offset = pool_of(p, extra).rope_offset + chunk * 16;
-#pragma unroll 1
-    for (int token = lane / 8; token < WARP_TOKENS; token += 4) {
-        const uint8_t *row = places[token].row;
-        uint32_t to = tile + chunk_offset(warp * WARP_TOKENS + token, (p.main.pool.quant_dims >> 3) + chunk);
-        const uint8_t *from = (row ? row : p.main.pool.data) + offset;
-        if (p.aligned) {
-            ptx_copy_async_16_if(to, from, row != nullptr);
-        } else {
-            copy_bytes(to, from, row ? 8 : 0);
-        }
-    }
-    if (p.aligned) {
-        ptx_mbarrier_arrive_copies(full);
-    } else {
-        ptx_fence_async_proxy();
+    uint32_t full = ptx_shared_address(&m->places_full[at]);
+    ptx_mbarrier_arrive_copies(full);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
         ptx_mbarrier_arrive(full);
     }
 }
 
-/* ---- tiles ------------------------------------------------------------------------------------------------------- */
-
-/* Finds the next tile and the places of the warp's tokens in it. `position`: of its first entry in a paged list. */
-template <int BLOCKS>
-static __device__ __forceinline__ bool find_next(const fmlac_mqa &p, const fmlac_work &w, plan<BLOCKS> *m,
-                                                 list_ahead *ahead, int32_t position, token_place *places, int warp,
-                                                 codes_format *format)
+/* Scales that do not lie in the row; a token per lane. */
+static __device__ __forceinline__ void fetch_scales(const fmlac_pool &pool, const token_place &place, uint32_t to)
 {
-    int lane = threadIdx.x % 32;
-    const uint32_t *ring = m->entries[warp];
-    tile_tokens tile = scan_next(p, w, &m->scans[warp], ahead, m->entries[warp]);
-    token_place place = find_token(p, w, ring, tile, position, warp * WARP_TOKENS + lane % WARP_TOKENS);
-    *format = format_of(pool_of(p, tile.extra), tile.extra);
-    if (lane < WARP_TOKENS) {
-        places[lane] = place;
-    }
-    __syncwarp();
-    return tile.more;
-}
-
-/* Half `half` of a tile: expands what is under way and starts the loads of the half that follows it, in `next`. */
-static __device__ __forceinline__ void expand_half(const fmlac_mqa &p, raw_half *raw, uint32_t tile, int half,
-                                                   const codes_format &next, const token_place *places, int next_half,
-                                                   int warp)
-{
-    int dim = segment_dim(half), kind = raw->format.kind;
-    bool inside = dim < p.main.pool.quant_dims;
-    uint32_t to = tile + chunk_offset(warp * WARP_TOKENS + (threadIdx.x >> 2 & 1), dim / 8);
-    if (!__all_sync(0xFFFFFFFFu, half_is_easy(*raw))) {
-        if (inside) {
-            expand_half_hard(pool_of(p, raw->format.extra), *raw, to);
-        }
-        load_half(p, next, places, next_half, raw);
-    } else if (kind != next.kind) {
-        if (kind == CODES_FP8_E8M0) {
-            expand_passes<CODES_FP8_E8M0, 0>(p, raw, to, inside, next, places, next_half);
-        } else if (kind == CODES_FP8_F32) {
-            expand_passes<CODES_FP8_F32, 0>(p, raw, to, inside, next, places, next_half);
-        } else {
-            expand_passes<CODES_FP4_E4M3, 0>(p, raw, to, inside, next, places, next_half);
-        }
-    } else if (kind == CODES_FP8_E8M0) {
-        expand_passes<CODES_FP8_E8M0, 1>(p, raw, to, inside, next, places, next_half);
-    } else if (kind == CODES_FP8_F32) {
-        expand_passes<CODES_FP8_F32, 1>(p, raw, to, inside, next, places, next_half);
-    } else {
-        expand_passes<CODES_FP4_E4M3, 1>(p, raw, to, inside, next, places, next_half);
-    }
-    ptx_fence_async_proxy();
-    __syncwarp();
-}
-
-template <int BLOCKS> static __device__ __forceinline__ void arrive_half(plan<BLOCKS> *m, int slot, int step)
-{
-    if (threadIdx.x % 32 == 0) {
-        ptx_mbarrier_arrive(ptx_shared_address(&m->full[slot][2 * step]));
-        ptx_mbarrier_arrive(ptx_shared_address(&m->full[slot][2 * step + 1]));
-    }
-}
-
-/* The first half of a tile's codes is under way in `raw`. Returns whether another tile follows the next; `more`: the
- * next follows (else what is found and loaded is an empty tile). `position`: of the next. The dims stored as bf16 are
- * in the second half of every format. */
-template <int BLOCKS>
-static __device__ __forceinline__ bool expand_tile(const fmlac_mqa &p, plan<BLOCKS> *m, int slot, uint32_t parity,
-                                                   raw_half *raw, const fmlac_work &w, list_ahead *ahead,
-                                                   int32_t position, bool more, int warp)
-{
-    int lane = threadIdx.x % 32;
-    uint32_t tile = ptx_shared_address(m->k[slot]), free = ptx_shared_address(m->free[slot]);
-    const token_place *places = m->places[slot] + warp * WARP_TOKENS;
-    codes_format format = raw->format, next = format;
-    bool more_then = false;
+    const uint8_t *from = place.row + place.scales - pool.scale_offset;
+    int32_t unit = !pool.aligned ? 1 : pool.scale_row_bytes % 16 == 0 ? 16 : 8;
 #pragma unroll 1
-    for (int half = 0; half < 2; half++) {
-        if (half == 1) {
-            more_then = find_next(p, w, m, ahead, position, m->places[1 - slot] + warp * WARP_TOKENS, warp, &next);
+    for (int32_t at = 0; at < pool.scale_row_bytes; at += unit) {
+        if (unit == 16) {
+            ptx_copy_async_16(to + at, from + at, 16);
+        } else if (unit == 8) {
+            ptx_copy_async_8(to + at, from + at, 8);
+        } else {
+            ptx_store_shared_u8(to + at, from[at]);
         }
-        ptx_mbarrier_wait(free + half * 8, parity ^ 1);
-        if (half == 1) {
-            if (p.main.pool.rope_dims > 0) {
-                copy_rope(p, format.extra, places, tile, warp, ptx_shared_address(&m->full[slot][PORTIONS - 1]));
-            }
-            uint32_t there = __ballot_sync(0xFFFFFFFFu, places[lane % WARP_TOKENS].row != nullptr);
-            if (lane == 0) {
-                ((volatile uint8_t *)m->mask[slot])[warp] = (uint8_t)there;
-                m->more[slot] = more;
-            }
-            places = m->places[1 - slot] + warp * WARP_TOKENS;
-        }
-        expand_half(p, raw, tile, half, next, places, 1 - half, warp);
-        arrive_half(m, slot, half);
     }
-    return more_then;
 }
 
-template <int BLOCKS> static __device__ __forceinline__ void produce_codes(const fmlac_mqa &p, plan<BLOCKS> *m)
+/* The finder notes where a tile's tokens lie. `position`: of its first entry in a paged list. */
+template <int BLOCKS>
+static __device__ __forceinline__ void note_tile(const fmlac_mqa &p, const fmlac_work &w, plan<BLOCKS> *m,
+                                                 const tile_tokens &found, int32_t position, uint32_t at)
 {
-    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32 % CODE_WARPS, 0), lane = threadIdx.x % 32;
-    slot_uses uses = 0;
+    int lane = threadIdx.x % 32;
+    uint32_t note = (found.extra ? NOTE_EXTRA_POOL : 0) | (found.more ? NOTE_NEXT : 0);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        int row = 32 * h + lane;
+        token_place place = find_token(p, w, m->entries[0], found, position, row);
+        uint32_t there = __ballot_sync(0xFFFFFFFFu, place.row != nullptr);
+        if (row < TOKENS) {
+            m->places[at][row] = place;
+        }
+        if (BLOCKS == 8 && place.row) {
+            fetch_scales(pool_of(p, found.extra), place, ptx_shared_address(m->scales[at][row]));
+        }
+        if (lane < 4 && 4 * h + lane < CODE_WARPS) {
+            m->notes[at][4 * h + lane] = (there >> WARP_ROWS * lane & NOTE_THERE) | note;
+        }
+    }
+    note_done(m, at);
+}
+
+/* The finder. Tiles are counted over all pieces; behind the last a note says so. */
+template <int BLOCKS> static __device__ __forceinline__ void find_tiles(const fmlac_mqa &p, plan<BLOCKS> *m)
+{
+    int lane = threadIdx.x % 32;
+    uint32_t tile = 0;
 #pragma unroll 1
     for (uint32_t i = 0;; i++) {
         ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[i & 1]), use_parity(i));
         const piece &c = m->pieces[i & 1];
         if (!c.there) {
-            return;
+            break;
         }
         const fmlac_work &w = c.work;
-        int32_t begin = __shfl_sync(0xFFFFFFFFu, c.begin, 0), tiles = __shfl_sync(0xFFFFFFFFu, c.end, 0) - begin;
-        raw_half raw;
-        list_ahead ahead;
-        bool there = tiles > 0, more = false;
+        int32_t begin = __shfl_sync(0xFFFFFFFFu, c.begin, 0), end = __shfl_sync(0xFFFFFFFFu, c.end, 0);
+        int32_t position = begin * TOKENS;
+        list_ahead ahead = {{-1, -1}};
+        bool there = begin < end;
         if (there) {
-            token_place *places = m->places[0] + warp * WARP_TOKENS;
-            ahead = scan_begin(p, w, begin, begin + tiles, &m->scans[warp]);
-            more = find_next(p, w, m, &ahead, begin * TOKENS, places, warp, &raw.format);
-            load_half(p, raw.format, places, 0, &raw);
+            ahead = scan_begin(p, w, begin, end, &m->scans[0]);
         }
-        int32_t t = 0;
 #pragma unroll 1
-        for (; there; t++) {
-            bool next =
-                expand_tile(p, m, t & 1, tile_parity(uses, t), &raw, w, &ahead, (begin + t + 1) * TOKENS, more, warp);
-            there = more;
-            more = next;
+        while (there) {
+            tile_tokens found = scan_next(p, w, &m->scans[0], &ahead, m->entries[0]);
+            ptx_mbarrier_wait(ptx_shared_address(&m->places_empty[tile % PLACES]), (tile / PLACES & 1) ^ 1);
+            note_tile(p, w, m, found, position, tile % PLACES);
+            there = found.more;
+            position += TOKENS;
+            tile++;
         }
-        uses = uses_after(uses, t);
         __syncwarp();
         if (lane == 0) {
             ptx_mbarrier_arrive(ptx_shared_address(&m->piece_free[i & 1]));
         }
+    }
+    ptx_mbarrier_wait(ptx_shared_address(&m->places_empty[tile % PLACES]), (tile / PLACES & 1) ^ 1);
+    if (lane < CODE_WARPS) {
+        m->notes[tile % PLACES][lane] = NOTE_END;
+    }
+    note_done(m, tile % PLACES);
+}
+
+/* ---- fetching ---------------------------------------------------------------------------------------------------- */
+
+/* An expanding warp's raw rows, and the batch that it fetches next. */
+typedef struct code_fetch {
+    uint32_t raw, full;          /* shared addresses: its rows, its barriers */
+    uint32_t pitch, places;      /* of a row; batches that fit */
+    uint32_t tile, batch, place; /* tile: of all pieces */
+    uint32_t note;               /* of the tile */
+    uint32_t ahead;              /* batches under way */
+} code_fetch;
+
+static __device__ __forceinline__ code_fetch fetch_begin(const fmlac_mqa &p, uint32_t raw, uint32_t raw_bytes,
+                                                         uint32_t full, uint32_t warp)
+{
+    int32_t main = p.main.pool.data_row_bytes, extra = p.extra.pool.data_row_bytes; /* 0: none */
+    uint32_t pitch = FMLAC_RAW_PITCH(main > extra ? main : extra);
+    code_fetch f = {0, full + warp * BATCHES_MAX * 8, pitch, BATCHES_MAX, 0, 0, 0, 0, 0};
+    while (f.places > 1 && f.places * CODE_WARPS * BATCH_ROWS * f.pitch > raw_bytes) {
+        f.places--;
+    }
+    f.raw = raw + warp * f.places * BATCH_ROWS * f.pitch;
+    return f;
+}
+
+/* Rows at any address: the warp copies one after another. */
+static __device__ __forceinline__ void fetch_bytes(const fmlac_pool &pool, const uint8_t *const rows[BATCH_ROWS],
+                                                   uint32_t there, uint32_t to, uint32_t pitch)
+{
+#pragma unroll
+    for (int row = 0; row < BATCH_ROWS; row++) {
+        int bytes = there >> row & 1 ? pool.data_row_bytes : 0;
+#pragma unroll 1
+        for (int at = threadIdx.x % 32; at < bytes; at += 32) {
+            ptx_store_shared_u8(to + row * pitch + at, rows[row][at]);
+        }
+    }
+    ptx_fence_async_proxy(); /* the next copy to here may be a bulk copy */
+    __syncwarp();
+}
+
+/* Starts the copies of four rows; `there`: a bit for each that is attended. */
+static __device__ __forceinline__ void fetch_rows(const fmlac_pool &pool, const token_place *places, uint32_t there,
+                                                  uint32_t to, uint32_t pitch, uint32_t full)
+{
+    uint32_t row_bytes = pool.data_row_bytes;
+    const uint8_t *rows[BATCH_ROWS];
+#pragma unroll
+    for (int row = 0; row < BATCH_ROWS; row++) {
+        rows[row] = *(const uint8_t *const volatile *)&places[row].row;
+    }
+    if (!pool.aligned) {
+        fetch_bytes(pool, rows, there, to, pitch);
+        there = 0;
+    }
+    if (ptx_elect()) {
+        ptx_mbarrier_arrive_expect(full, __popc(there) * row_bytes);
+        if (there == 15) { /* by far the most: no branches */
+#pragma unroll
+            for (int row = 0; row < BATCH_ROWS; row++) {
+                ptx_bulk_load(to + row * pitch, rows[row], row_bytes, full);
+            }
+        } else {
+#pragma unroll
+            for (int row = 0; row < BATCH_ROWS; row++) {
+                if (there >> row & 1) {
+                    ptx_bulk_load(to + row * pitch, rows[row], row_bytes, full);
+                }
+            }
+        }
+    }
+    __syncwarp();
+}
+
+/* Fetches the next batch; `wait`: for its places, if they are not yet known. Returns whether there was one. */
+template <int BLOCKS>
+static __device__ __forceinline__ bool fetch_next(const fmlac_mqa &p, plan<BLOCKS> *m, code_fetch &f, uint32_t warp,
+                                                  bool wait)
+{
+    uint32_t at = f.tile % PLACES;
+    if (f.batch == 0) {
+        uint32_t barrier = ptx_shared_address(&m->places_full[at]), parity = f.tile / PLACES & 1;
+        if (wait) {
+            ptx_mbarrier_wait(barrier, parity);
+        } else if (!__all_sync(0xFFFFFFFFu, ptx_mbarrier_try(barrier, parity))) {
+            return false;
+        }
+        f.note = uniform(m->notes[at][warp]);
+        if (f.note & NOTE_END) {
+            return false;
+        }
+    }
+    uint32_t first = f.batch * BATCH_ROWS;
+    fetch_rows(pool_of(p, (f.note & NOTE_EXTRA_POOL) != 0), m->places[at] + warp * WARP_ROWS + first,
+               f.note >> first & 15, f.raw + f.place * BATCH_ROWS * f.pitch, f.pitch, f.full + f.place * 8);
+    f.ahead++;
+    f.place = f.place + 1 == f.places ? 0 : f.place + 1;
+    f.batch = f.batch + 1 == CODE_BATCHES ? 0 : f.batch + 1;
+    f.tile += f.batch == 0;
+    return true;
+}
+
+/* ---- expanding --------------------------------------------------------------------------------------------------- */
+
+/* First dim of the lane's segment in each half of a token. */
+static __device__ __forceinline__ uint32_t segment_dim(void)
+{
+    uint32_t lane = threadIdx.x % 32;
+    return ((lane & 3) | lane >> 3 << 2) * 16;
+}
+
+/* What must be known of a pool to load its codes. */
+typedef struct code_pool {
+    uint32_t kind;         /* of its codes and scales (expand.cuh) */
+    uint32_t apart;        /* scales do not lie in the row */
+    uint32_t scale, pitch; /* of the lane's segment of dims 0..255, from the first row's; from row to row */
+    uint32_t half;         /* the same of dims 256..511 lies so much further */
+} code_pool;
+
+static __device__ __forceinline__ code_pool code_pool_of(const fmlac_pool &pool, uint32_t pitch)
+{
+    code_pool c;
+    uint32_t size = pool.scale == FMLAC_F32 ? 4 : 1;
+    c.kind = code_kind(pool);
+    c.apart = pool.scale_row_bytes > 0;
+    c.pitch = c.apart ? FMLAC_RAW_SCALES : pitch;
+    c.scale = (threadIdx.x >> 2 & 1) * c.pitch + pool.scale_offset + (segment_dim() >> pool.group_shift) * size;
+    c.half = pool.group_shift < 8 ? (256u >> pool.group_shift) * size : 0;
+    return c;
+}
+
+static __device__ __forceinline__ code_pool pick(bool second, const code_pool &a, const code_pool &b)
+{
+    code_pool c = {second ? b.kind : a.kind, second ? b.apart : a.apart, second ? b.scale : a.scale,
+                   second ? b.pitch : a.pitch, second ? b.half : a.half};
+    return c;
+}
+
+/* What a lane holds of a batch. */
+typedef struct code_batch {
+    four_codes x;
+    uint32_t rope[4]; /* chunk lane % 8 of row lane / 8 */
+} code_batch;
+
+/* raw, scales: shared addresses of the batch's rows; rope: of the lane's chunk in the first raw row, if there are any.
+ */
+static __device__ __forceinline__ void load_batch(code_batch *b, const code_pool &c, uint32_t raw, uint32_t pitch,
+                                                  uint32_t scales, uint32_t rope)
+{
+    uint32_t codes_at[4], scale_at[4], dim = segment_dim();
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        codes_at[i] = raw + (threadIdx.x >> 2 & 1) * pitch + i % 2 * 2 * pitch +
+                      (c.kind & KIND_FP4 ? (dim + i / 2 * 256) / 2 : dim + i / 2 * 256);
+        scale_at[i] = (c.apart ? scales : raw) + c.scale + i % 2 * 2 * c.pitch + i / 2 * c.half;
+    }
+    load_four(&b->x, c.kind, codes_at, scale_at);
+    if (rope) {
+        ptx_load_shared_128(b->rope, rope);
+    }
+}
+
+/* Rows of a batch that are not attended become zeros, with a scale that is not hard. `there`: a bit for each row. */
+static __device__ __forceinline__ void clear_absent(code_batch *b, uint32_t kind, uint32_t there)
+{
+    uint32_t lane = threadIdx.x % 32;
+    uint32_t one = kind & KIND_F32 ? 0x3F800000u : kind & KIND_E8M0 ? 127 : 0x38;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        bool absent = (there >> (i % 2 * 2 + (lane >> 2 & 1)) & 1) == 0;
+        b->x.scale[i] = absent ? one : b->x.scale[i];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            b->x.codes[i][j] = absent ? 0 : b->x.codes[i][j];
+        }
+        b->rope[i] = there >> (lane / 8) & 1 ? b->rope[i] : 0;
+    }
+}
+
+/* A batch into rows 4 * `batch` of the warp's; `first_row`: where row 0 of the warp's begins, in block 0. */
+static __device__ __forceinline__ void store_batch(const fmlac_pool &pool, const code_batch &b, uint32_t kind,
+                                                   uint32_t first_row, uint32_t batch, uint32_t there)
+{
+    uint32_t lane = threadIdx.x % 32, token = lane >> 2 & 1, dim = segment_dim(), to[4], attended = 0;
+    uint32_t place = first_row + chunk_offset(token, dim / 8);
+    bool last = dim + 256 < (uint32_t)pool.quant_dims;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        uint32_t row = batch * BATCH_ROWS + i % 2 * 2;
+        to[i] = (place ^ row << 4) + row * 128 + i / 2 * 4 * TILE_BYTES;
+        attended |= (there >> (i % 2 * 2 + token) & 1) << i;
+    }
+    if (pool.rope_dims > 0) {
+        uint32_t row = batch * BATCH_ROWS + lane / 8;
+        ptx_store_shared_128(first_row + chunk_offset(row, ((uint32_t)pool.quant_dims >> 3) + lane % 8), b.rope);
+    }
+    if (!expand_four_of(kind, b.x, to, true, last)) {
+        expand_four_hard(pool, kind, b.x, to, last ? 15 : 3, attended);
+    }
+}
+
+/* The warp's rows of a tile are there. */
+template <int BLOCKS>
+static __device__ __forceinline__ void tile_done(plan<BLOCKS> *m, uint32_t slot, uint32_t warp, uint32_t note,
+                                                 uint32_t place)
+{
+    uint32_t lane = threadIdx.x % 32;
+    if (lane == 0) {
+        ((volatile uint8_t *)m->mask[slot])[warp] = (uint8_t)note;
+        m->more[slot] = note & NOTE_NEXT;
+    }
+    ptx_fence_async_proxy();
+    __syncwarp();
+    if (lane <= PORTIONS) {
+        uint32_t full = ptx_shared_address(&m->full[slot][lane]);
+        ptx_mbarrier_arrive(lane < PORTIONS ? full : ptx_shared_address(&m->places_empty[place]));
+    }
+}
+
+/* An expanding warp. */
+template <int BLOCKS>
+static __device__ __forceinline__ void expand_tiles(const fmlac_mqa &p, plan<BLOCKS> *m, uint32_t warp)
+{
+    code_fetch f = fetch_begin(p, ptx_shared_address(m->raw), sizeof m->raw, ptx_shared_address(m->raw_full), warp);
+    const bool both = p.extra.kind != FMLAC_LIST_NONE;
+    const code_pool main = code_pool_of(p.main.pool, f.pitch);
+    const code_pool second = both ? code_pool_of(p.extra.pool, f.pitch) : main;
+    const bool rope = p.main.pool.rope_dims > 0;
+    uint32_t tile = 0, batch = 0, place = 0, turn = 0, note = 0; /* of the batch at hand; turn: of the raw rows */
+    uint32_t t = 0;                                              /* of the piece's tiles */
+    slot_uses uses = 0;
+#pragma unroll 1
+    for (;;) {
+        bool have = f.ahead > 0;
+        code_batch b;
+        if (have) {
+            note = batch == 0 ? uniform(m->notes[tile % PLACES][warp]) : note;
+            bool extra = (note & NOTE_EXTRA_POOL) != 0;
+            uint32_t lane = threadIdx.x % 32, raw = f.raw + place * BATCH_ROWS * f.pitch;
+            ptx_mbarrier_wait(f.full + place * 8, turn);
+            load_batch(&b, pick(extra, main, second), raw, f.pitch,
+                       ptx_shared_address(m->scales[tile % PLACES][warp * WARP_ROWS + batch * BATCH_ROWS]),
+                       rope ? raw + lane / 8 * f.pitch + lane % 8 * 16 + pool_of(p, extra).rope_offset : 0);
+            __syncwarp();
+            f.ahead--;
+            place++;
+            if (place == f.places) {
+                place = 0;
+                turn ^= 1;
+            }
+        }
+#pragma unroll 1
+        while (fetch_next(p, m, f, warp, f.ahead == 0 && !have) && f.ahead < f.places) {
+        }
+        if (!have) {
+            if (f.ahead == 0) {
+                return;
+            }
+            continue;
+        }
+        uint32_t slot = t & 1, there = note >> batch * BATCH_ROWS & 15;
+        bool extra = (note & NOTE_EXTRA_POOL) != 0;
+        if (there != 15) {
+            clear_absent(&b, extra ? second.kind : main.kind, there);
+        }
+        if (batch == 0) {
+            uint32_t parity = tile_parity(uses, t) ^ 1;
+            ptx_mbarrier_wait(ptx_shared_address(&m->free[slot][0]), parity);
+            ptx_mbarrier_wait(ptx_shared_address(&m->free[slot][1]), parity);
+        }
+        store_batch(pool_of(p, extra), b, extra ? second.kind : main.kind,
+                    ptx_shared_address(m->k[slot]) + warp * WARP_ROWS * 128, batch, there);
+        batch++;
+        if (batch == CODE_BATCHES) {
+            tile_done(m, slot, warp, note, tile % PLACES);
+            batch = 0;
+            tile++;
+            t++;
+            if ((note & NOTE_NEXT) == 0) {
+                uses = uses_after(uses, t);
+                t = 0;
+            }
+        }
+    }
+}
+
+/* The scout. */
+template <int BLOCKS> static __device__ __forceinline__ void find_pieces(const fmlac_mqa &p, plan<BLOCKS> *m)
+{
+    walk_begin(p, &m->walk, blockIdx.x, gridDim.x, threadIdx.x % 32);
+    uint32_t i = 0;
+    do {
+        scout_piece(p, m, i);
+    } while (m->pieces[i++ & 1].there);
+}
+
+template <int BLOCKS> static __device__ __forceinline__ void produce_codes(const fmlac_mqa &p, plan<BLOCKS> *m)
+{
+    uint32_t warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0) - MMA_WARPS;
+    if (warp < CODE_WARPS) {
+        expand_tiles(p, m, warp);
+    } else if (warp == CODE_WARPS) {
+        find_tiles(p, m);
+    } else {
+        find_pieces(p, m);
     }
 }
 

@@ -111,7 +111,6 @@ static __device__ __forceinline__ void produce_pages(const fmlac_mqa_sm90a &all,
     if (RELAY_PREFETCH ? threadIdx.x / 32 != MMA_WARPS : threadIdx.x != MMA_WARPS * 32) {
         return;
     }
-    ptx_tma_prefetch_map(&all.pages);
     slot_uses uses = 0;
 #pragma unroll 1
     for (uint32_t i = 0;; i++) {

@@ -59,6 +59,8 @@ struct alignas(16) uint4 {
 /* All lanes of the warp meet; the last one runs step(inputs of the 32 lanes). */
 void emu_meet(void (*step)(void **lanes), void *mine);
 void emu_barrier(void);
+/* Where a sequence of chances begins: another one for every FLASHMLA_EMULATE_SEED. */
+uint32_t emu_seed(uint32_t which);
 int emu_barrier_count(int predicate);
 /* Shared memory of the running thread's block, and of a block of its cluster. */
 unsigned char *emu_shared(void);

@@ -20,7 +20,7 @@
 #include "ptx/warpgroup.cuh"
 #include "ptx/wgmma.cuh"
 
-static uint32_t chance_state = 12345;
+static uint32_t chance_state = emu_seed(12345);
 static bool progress;
 
 static uint32_t chance(uint32_t n)
@@ -404,7 +404,7 @@ static void step_issue(void **lanes)
     p.accumulate = first->accumulate;
     p.f16 = first->f16;
     p.a_in_registers = first->a != NULL;
-    p.b_is_wide = first->columns != 64;
+    p.b_is_wide = first->columns > 64;
     p.group = groups[warp];
     products[warp].push_back(p);
 }

@@ -35,6 +35,10 @@ PTX_INLINE void ptx_store_shared_128(uint32_t a, const uint32_t x[4])
 {
     memcpy(emu_shared() + a, x, 16);
 }
+PTX_INLINE void ptx_store_shared_f32x2(uint32_t a, const float x[2])
+{
+    memcpy(emu_shared() + a, x, 8);
+}
 PTX_INLINE void ptx_load_shared_64(uint32_t x[2], uint32_t a)
 {
     memcpy(x, emu_shared() + a, 8);
@@ -53,6 +57,10 @@ PTX_INLINE uint32_t ptx_load_shared_u8(uint32_t a)
 {
     return emu_shared()[a];
 }
+PTX_INLINE void ptx_prefetch_l2(const void *p)
+{
+    (void)*(const volatile unsigned char *)p; /* it may be read */
+}
 PTX_INLINE void ptx_copy_async_16(uint32_t to, const void *from, uint32_t bytes)
 {
     emu_copy_async(to, from, 16, (int)bytes);
@@ -64,9 +72,6 @@ PTX_INLINE void ptx_copy_async_16_if(uint32_t to, const void *from, bool there)
 PTX_INLINE void ptx_copy_async_8(uint32_t to, const void *from, uint32_t bytes)
 {
     emu_copy_async(to, from, 8, (int)bytes);
-}
-PTX_INLINE void ptx_prefetch_l2(const void *)
-{
 }
 PTX_INLINE void ptx_copy_async_commit(void)
 {

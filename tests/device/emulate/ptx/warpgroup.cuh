@@ -16,6 +16,10 @@ void ptx_barrier_arrive(int id, int threads);
 PTX_INLINE void ptx_fence_async_proxy(void)
 {
 }
+PTX_INLINE bool ptx_elect(void)
+{
+    return threadIdx.x % 32 == 0;
+}
 void ptx_stmatrix_x4(uint32_t address, const uint32_t r[4]);
 
 #endif

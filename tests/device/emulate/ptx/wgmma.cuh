@@ -30,6 +30,10 @@ template <int N> PTX_INLINE void ptx_wgmma_hold(float *d)
 {
     asm volatile("" : : "r"(d) : "memory");
 }
+template <int F16> PTX_INLINE void ptx_wgmma_n48_ss(float *d, uint32_t a, uint32_t b, int accumulate)
+{
+    emu_product(d, NULL, a, b, 48, accumulate, F16);
+}
 template <int F16> PTX_INLINE void ptx_wgmma_n64_ss(float *d, uint32_t a, uint32_t b, int accumulate)
 {
     emu_product(d, NULL, a, b, 64, accumulate, F16);
