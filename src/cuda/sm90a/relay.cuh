@@ -159,7 +159,7 @@ static __device__ __forceinline__ void clear_tail(uint32_t tile, int first, uint
 
 /*
  * What is not plain about a tile that is there, for the warp; the leader asks before it waits for the scores. MASKED:
- * some of the warp's rows do not attend all tokens. UNCLEAN: some row of the block does not see all tokens, whose values
+ * some of the warp's rows do not attend all tokens. UNCLEAN: some row of the block does not see all tokens: values
  * may be numbers that it must not meet.
  */
 #define TILE_MASKED  1
