@@ -9,6 +9,8 @@
  *   ./probe            checks, then times
  *   ./probe check      checks only;   ./probe time   times only
  *
+ * -DPROBE_PAIRS: the kernels that work in pairs of blocks instead, with 128 heads.
+ *
  * Kinds of data: `one token` (lse is the product of Q and K, out is V) - `no query` (Q is 0: weights are equal, out is
  * the mean: weights times V alone) - `no value` (K has rope dims only: lse shows scores and softmax, out is 0) - `all`.
  * A thread that waits for a barrier in vain for seconds says where, and ends the kernel.
@@ -53,7 +55,23 @@ void watch_codes(void *report)
 }
 #else
 
+#ifdef PROBE_PAIRS
+#include "sm90a/mqa_pair.cu"
+#define PAIR_BLOCKS 2
+#define KERNELS_BARRIERS                                                                                               \
+    "pair_plan<8>: %u, pair_plan<9>: %u up to %u: full[3], empty[3], rope_empty[2], scores_full, scores_empty, "       \
+    "weights_full, weights_empty, places_full[2], places_empty[2], raw_full[], raw_empty[], piece_full[2], "           \
+    "piece_free[2]",                                                                                                   \
+        (unsigned)offsetof(pair_plan<8>, full), (unsigned)offsetof(pair_plan<9>, full),                                \
+        (unsigned)offsetof(pair_plan<9>, pieces)
+#else
 #include "sm90a/mqa_bf16.cu"
+#define PAIR_BLOCKS 1
+#define KERNELS_BARRIERS                                                                                               \
+    "plan<9>: full at %u, free at %u, pieces at %u", (unsigned)offsetof(plan<9>, full),                                \
+        (unsigned)offsetof(plan<9>, free), (unsigned)offsetof(plan<9>, piece_full)
+#endif
+#define TILE_ROWS (64 * PAIR_BLOCKS)
 #include "sm80/plan.cu"
 #include "sm80/combine.cu"
 
@@ -326,8 +344,8 @@ static run_state describe(const problem &x, const tensors &t, int processors)
     p.scale = x.scale;
     p.empty_lse = -INFINITY;
     p.lse_factor = 1;
-    p.tile_rows = x.source == TWINS ? 128 : 64;
-    p.tile_tokens = x.source >= V32 ? FMLAC_CODES_TOKENS : 64;
+    p.tile_rows = x.source == TWINS ? 128 : TILE_ROWS;
+    p.tile_tokens = PAIR_BLOCKS == 1 && x.source >= V32 ? FMLAC_CODES_TOKENS : 64;
     p.aligned = 1;
     describe_rows(&p.q, on_device(t.q), FMLAC_BF16, x.s_q, x.heads, x.d_qk);
     r.out = on_device(out);
@@ -340,6 +358,7 @@ static run_state describe(const problem &x, const tensors &t, int processors)
         p.main.kind = FMLAC_LIST_PAGED;
         p.main.block_table = on_device(t.table);
         p.main.max_pages = p.main.table_stride = (x.tokens + x.page_size - 1) / x.page_size;
+        p.main.capacity = p.main.max_pages * x.page_size;
         p.main.seqlens = on_device(t.lengths);
         p.main.causal = x.causal;
     } else {
@@ -348,22 +367,26 @@ static run_state describe(const problem &x, const tensors &t, int processors)
         p.main.topk = p.main.index_inner = x.tokens;
         p.main.index_outer = (int64_t)x.s_q * x.tokens;
     }
-    r.cluster = x.source == TWINS ? 2 : 1;
+    r.cluster = x.source == TWINS ? 2 : PAIR_BLOCKS;
     processors /= (int)r.cluster;
     p.cut.row_tiles = p.cut.columns = (group_rows + p.tile_rows - 1) / p.tile_rows;
     p.cut.units = is_paged(x) ? x.batch : tokens;
     p.cut.parts = x.parts < 0 ? processors / p.cut.columns : x.parts;
     p.cut.overhead = p.cut.least = x.parts < 0 ? 4 : 1;
+    p.cut.longest = (int32_t)((is_paged(x) ? p.main.capacity : x.tokens) / p.tile_tokens) + 1 + p.cut.overhead;
     int64_t blocks = p.cut.parts ? p.cut.parts * p.cut.columns : p.cut.units * p.cut.columns;
     r.blocks = (unsigned)(p.cut.parts == 0 && blocks > processors ? processors : blocks) * r.cluster;
     if (p.cut.parts) {
-        p.cut.starts = on_device(std::vector<int64_t>((size_t)p.cut.units + 2));
+        p.cut.starts = on_device(std::vector<int32_t>((size_t)p.cut.units + 3)); /* by the plan kernel: own is 0 */
         p.cut.partial = on_device(std::vector<float>((size_t)blocks * 2 * p.tile_rows * 512, NAN));
         p.cut.partial_scalar = on_device(std::vector<float>((size_t)blocks * 2 * p.tile_rows * 2, NAN));
         r.combine_blocks = (unsigned)blocks * p.tile_rows / 8;
     }
     bool wide = x.d_qk > 512;
     r.threads = x.source >= V32 ? 512 : 384;
+#ifdef PROBE_PAIRS
+    r.kernel = wide ? (const void *)fmlak_mqa_pair_bf16_576_sm90a : (const void *)fmlak_mqa_pair_bf16_512_sm90a;
+#else
     r.kernel = x.source == PAGES
                    ? wide ? (const void *)fmlak_mqa_pages_bf16_576_sm90a : (const void *)fmlak_mqa_pages_bf16_512_sm90a
                : x.source == TWINS
@@ -372,6 +395,7 @@ static run_state describe(const problem &x, const tensors &t, int processors)
                    ? wide ? (const void *)fmlak_mqa_rows_bf16_576_sm90a : (const void *)fmlak_mqa_rows_bf16_512_sm90a
                : wide ? (const void *)fmlak_mqa_codes_bf16_576_sm90a
                       : (const void *)fmlak_mqa_codes_bf16_512_sm90a;
+#endif
     if (x.source <= TWINS) {
         encode(&r.all);
     }
@@ -399,7 +423,8 @@ static void enqueue(const run_state &r)
     if (r.all.mqa.cut.parts) {
         start((const void *)fmlak_mqa_plan_sm80, &r.all.mqa, 1, 1024, 0, 1);
     }
-    start(r.kernel, &r.all, r.blocks, r.threads, 232448, r.cluster);
+    start(r.kernel, PAIR_BLOCKS > 1 ? (const void *)&r.all.mqa : (const void *)&r.all, r.blocks, r.threads, 232448,
+          r.cluster);
     if (r.all.mqa.cut.parts) {
         start((const void *)fmlak_mqa_combine_sm80, &r.all.mqa, r.combine_blocks, 256, 0, 1);
     }
@@ -610,16 +635,19 @@ int main(int argc, char **argv)
     watch_codes(seen_from_device);
 #endif
     if (argc < 2 || strcmp(argv[1], "time") != 0) {
-        for (const problem &x : checks) {
+        for (problem x : checks) {
+            if (PAIR_BLOCKS > 1 && x.source < V32) {
+                continue;
+            }
+            x.heads = PAIR_BLOCKS > 1 ? 128 : x.heads;
             int result = check(x, processors);
             failures += result != 0;
             if (result < 0) {
 #ifndef FLASHMLA_EMULATE_H
-                printf("stuck: %u block %u thread %u barrier at byte %u parity %u (plan<9>: full at %u, free at %u, "
-                       "pieces at %u)\n",
-                       report->count, report->block, report->thread, report->barrier, report->parity,
-                       (unsigned)offsetof(plan<9>, full), (unsigned)offsetof(plan<9>, free),
-                       (unsigned)offsetof(plan<9>, piece_full));
+                printf("stuck: %u block %u thread %u barrier at byte %u parity %u\n", report->count, report->block,
+                       report->thread, report->barrier, report->parity);
+                printf(KERNELS_BARRIERS);
+                printf("\n");
 #endif
                 return 1;
             }
@@ -628,7 +656,11 @@ int main(int argc, char **argv)
     }
 #ifndef FLASHMLA_EMULATE_H
     if (argc < 2 || strcmp(argv[1], "check") != 0) {
-        for (const problem &x : times) {
+        for (problem x : times) {
+            if (PAIR_BLOCKS > 1 && x.source < V32) {
+                continue;
+            }
+            x.heads = PAIR_BLOCKS > 1 ? 128 : x.heads;
             measure(x, processors);
         }
     }

@@ -125,11 +125,22 @@ typedef struct fmlac_cut {
 #define FMLAC_OWN_UNITS_CODES (FMLAC_OWN_UNITS < 64 ? FMLAC_OWN_UNITS : 64)
 
 /* The portable core: rows of Q and of tokens in shared memory, limits of its shapes. */
-#define FMLAC_MQA_PITCH    1168
-#define FMLAC_TILE_TOKENS  64
-#define FMLAC_TOKEN_GROUPS 4
-#define FMLAC_STAGES_MAX   5
-#define FMLAC_WORK_BYTES   192 /* of the work and the piece in hand */
+#define FMLAC_MQA_PITCH     1168
+#define FMLAC_TILE_TOKENS   64
+#define FMLAC_TOKEN_GROUPS  4
+#define FMLAC_STAGES_MAX    5
+#define FMLAC_WORK_BYTES    192 /* of the work and the piece in hand */
+#define FMLAC_SUMMING_WARPS 8
+#define FMLAC_RAW_BANK      64 /* raw rows are so many bytes apart, modulo 128 */
+
+/* Whole rows of tokens by one bulk copy each (sm_90 and up) instead of 16 bytes at a time. */
+#ifndef FMLAC_BULK_ROWS
+#define FMLAC_BULK_ROWS 1
+#endif
+
+/* Pools whose codes are expanded in straight code (sm80/mqa_expand.cuh): e4m3 with f32 or e8m0 scales, e2m1 with e4m3
+ * ones. */
+enum { FMLAC_STRAIGHT_NONE = 0, FMLAC_STRAIGHT_E4M3 = 1, FMLAC_STRAIGHT_E2M1 = 2 };
 
 /* Its shared memory: byte offsets, Q at 0. See sm80/mqa_shared.cuh. */
 typedef struct fmlac_places {
@@ -153,8 +164,10 @@ typedef struct fmlac_mqa {
     int32_t stages;    /* token tiles in shared memory */
     fmlac_places places;
     int32_t quantised;
-    int32_t aligned;   /* 16-byte copies may read all pools */
-    int32_t raw_pitch; /* the larger of the two pools' */
+    int32_t aligned;                  /* 16-byte copies may read all pools */
+    int32_t bulk;                     /* rows come by bulk copies */
+    int32_t raw_pitch;                /* the larger of the two pools' */
+    int32_t straight, straight_extra; /* FMLAC_STRAIGHT_... of the pools */
     int32_t tile_tokens;
     int32_t tile_rows;
     fmlac_cut cut;

@@ -154,34 +154,4 @@ static __device__ __forceinline__ float shared_scale(int32_t type, uint32_t scal
     return type == FMLAC_F8_E8M0 ? float_of_e8m0(code) : float_of_e4m3(code);
 }
 
-/* Sixteen elements of one group as bf16; false: that takes the long way. */
-static __device__ __forceinline__ bool expand_sixteen(int32_t element, int32_t scale_type, float outer_scale,
-                                                      const uint32_t codes[4], float scale, uint32_t out[8])
-{
-    bool hard = outer_scale != 1.0f, half = element == FMLAC_F4_E2M1;
-    if (half) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            spread_e2m1(codes[i / 2] >> (16 * (i % 2)) & 0xFFFFu, out + 2 * i);
-        }
-        hard = hard || scale_type != FMLAC_F8_E4M3; /* an e4m3 scale is a bf16 number, its product with e2m1, too */
-    } else {
-        uint32_t nan = 0;
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            spread_e4m3(codes[i], out + 2 * i);
-            nan |= (codes[i] & 0x7F7F7F7Fu) + 0x01010101u;
-        }
-        hard = hard || (nan & 0x80808080u) != 0 || !scale_is_easy(scale);
-    }
-    /* e4m3 codes are 2^120 too small. */
-    uint32_t factor = (__float_as_uint(scale) >> 16) + (half ? 0 : 120u << 7);
-    factor |= factor << 16;
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        out[i] = ptx_multiply_bf16x2(out[i], factor);
-    }
-    return !hard;
-}
-
 #endif

@@ -51,9 +51,9 @@ extern void fmlak_mqa_combine_many_sm80(void);
 static const fmlac_kernel kernels[] = {
     KERNEL(bf16, FMLA_BF16, 16, 32, 8, 99),   KERNEL(bf16, FMLA_BF16, 32, 32, 12, 163),
     KERNEL(bf16, FMLA_BF16, 64, 64, 12, 227), KERNEL(bf16, FMLA_BF16, 64, 32, 12, 163),
-    KERNEL(bf16, FMLA_BF16, 32, 16, 10, 99),  KERNEL(f16, FMLA_F16, 16, 32, 8, 99),
+    KERNEL(bf16, FMLA_BF16, 32, 16, 12, 99),  KERNEL(f16, FMLA_F16, 16, 32, 8, 99),
     KERNEL(f16, FMLA_F16, 32, 32, 12, 163),   KERNEL(f16, FMLA_F16, 64, 64, 12, 227),
-    KERNEL(f16, FMLA_F16, 64, 32, 12, 163),   KERNEL(f16, FMLA_F16, 32, 16, 10, 99),
+    KERNEL(f16, FMLA_F16, 64, 32, 12, 163),   KERNEL(f16, FMLA_F16, 32, 16, 12, 99),
 };
 
 static const fmlac_kernel code_kernels[] = {
@@ -89,6 +89,18 @@ static bool pool_tiles(const fmlac_list *list, int32_t q_dtype)
            (pool->scale != FMLAC_F32 || pool->scale_offset % 4 == 0);
 }
 
+/* Whether a pool's codes are expanded in straight code; rows of tiles have no zeros behind their dims then. */
+static int32_t straight_of(const fmlac_pool *pool, int32_t row_bytes)
+{
+    if (pool->layout == FMLAC_LAYOUT_PLAIN || !pool->aligned || pool->outer_scale != 1.0f ||
+        pool->rope_offset % 16 != 0 || pool->rope_dims % 8 != 0 || 2 * pool->d_qk != row_bytes) {
+        return FMLAC_STRAIGHT_NONE;
+    }
+    bool e4m3 = pool->element == FMLAC_F8_E4M3 && (pool->scale == FMLAC_F32 || pool->scale == FMLAC_F8_E8M0);
+    bool e2m1 = pool->element == FMLAC_F4_E2M1 && pool->scale == FMLAC_F8_E4M3;
+    return e4m3 ? FMLAC_STRAIGHT_E4M3 : e2m1 ? FMLAC_STRAIGHT_E2M1 : FMLAC_STRAIGHT_NONE;
+}
+
 /* Where a block's shared memory goes; see sm80/mqa_shared.cuh. Tiles come first, output rows take their place. */
 static fmlac_places places_of(const fmlac_kernel *k, const fmlac_mqa *p, int stages)
 {
@@ -104,7 +116,7 @@ static fmlac_places places_of(const fmlac_kernel *k, const fmlac_mqa *p, int sta
     at.scale = at.address + ring * k->tokens * 8;
     at.mask = at.scale + (p->quantised ? ring * k->tokens * 8 : 0);
     at.barriers = at.mask + ring * 8;
-    at.work = at.barriers + (stages + 1) * 8;
+    at.work = at.barriers + (stages + 1 + (p->quantised ? FMLAC_SUMMING_WARPS : 0)) * 8;
     at.bytes = at.work + FMLAC_WORK_BYTES + (FMLAC_OWN_UNITS + 1) * 4;
     return at;
 }
@@ -154,7 +166,12 @@ static decision decide(const fmlac_state *state, const fmlai_mqa *from, fmlac_mq
     p->raw_pitch = p->main.pool.raw_pitch > p->extra.pool.raw_pitch ? p->main.pool.raw_pitch : p->extra.pool.raw_pitch;
     p->aligned = p->main.pool.aligned && (p->extra.kind == FMLAC_LIST_NONE || p->extra.pool.aligned);
     p->row_bytes = p->d_qk <= 512 ? 1024 : 1152;
-    bool mixed = p->extra.kind != FMLAC_LIST_NONE && is_quantised(&p->main) != is_quantised(&p->extra);
+    p->bulk = FMLAC_BULK_ROWS && state->capability >= 90 && p->aligned && (p->quantised || 2 * p->d_qk == p->row_bytes);
+    bool extra = p->extra.kind != FMLAC_LIST_NONE;
+    p->straight_extra = extra ? straight_of(&p->extra.pool, p->row_bytes) : FMLAC_STRAIGHT_NONE;
+    p->straight = extra && !p->straight_extra ? FMLAC_STRAIGHT_NONE : straight_of(&p->main.pool, p->row_bytes);
+    p->straight_extra = p->straight ? p->straight_extra : FMLAC_STRAIGHT_NONE;
+    bool mixed = extra && is_quantised(&p->main) != is_quantised(&p->extra);
     if (p->d_qk > 576 || p->d_v > OUT_COLUMNS || mixed || !pool_tiles(&p->main, p->q.dtype) ||
         !pool_tiles(&p->extra, p->q.dtype)) {
         return d;

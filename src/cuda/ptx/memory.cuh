@@ -89,6 +89,12 @@ PTX_INLINE void ptx_prefetch_l2(const void *global)
     asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
 }
 
+/* The line of an address is brought near; nothing waits for it. */
+PTX_INLINE void ptx_prefetch(const void *global)
+{
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(global));
+}
+
 /* 16 bytes, through L2 only; bytes = 0 reads nothing and writes zeros. Both addresses 16-byte aligned. */
 PTX_INLINE void ptx_copy_async_16(uint32_t shared, const void *global, uint32_t bytes)
 {

@@ -9,19 +9,19 @@
  *
  *   scoring warps  (first QW)  16 * QM rows x TOKENS / TG tokens of Q K^T each; softmax in base 2; the weights go where
  *                  the tile's last dims were: those from 512 on, which are not values
- *   summing warps  (other PW)  16 * MV rows x 512 / CG columns of the output each, in registers for a whole piece
+ *   summing warps  (other PW)  16 * MV rows x 512 / CG columns of the output each, in registers for a whole piece; and
+ *                  whatever brings tokens
  *
  * so that scores of tile i + 1 are taken while values of tile i are summed: the tensor cores have both to choose from.
  *
  * Tile i, in slot i % slots:
- *   plain formats: the summing warps copy it (cp.async) as soon as all of them are done with tile i - slots; mbarrier
- *                  full[slot]
- *   quantised:     the scoring warps copy raw bytes one tile ahead (each warp its own tokens, so nobody else waits for
- *                  them), and expand them into the slot when FREE[slot] says that tile i - slots has been summed
+ *   list           the first summing warp finds where the tokens lie, slots + 1 tiles ahead, while it would wait
+ *   raw            quantised tokens: each summing warp copies the raw bytes of its own, one tile ahead of the next step
+ *   full[slot]     when all summing warps are done with tile i - slots (BARRIER_SUMS), they copy plain tokens into the
+ *                  slot, or expand quantised ones there; the mbarrier says when the tile is there
  *   scores, then BARRIER_SCORES: maxima are exchanged, and no scoring warp reads the tile any more
  *   weights, factors by which output rows shrink; READY[slot]
  *   values
- * Scoring warp 0 also turns list entries into addresses, `slots` tiles ahead.
  *
  * The reference that a row's weights are relative to moves only when the maximum outgrows it by 2^8: so outputs are
  * seldom rescaled, and the last division makes up for it.
@@ -33,14 +33,13 @@
 #ifndef FLASHMLA_CUDA_SM80_MQA_CUH
 #define FLASHMLA_CUDA_SM80_MQA_CUH
 
+#include "mqa_expand.cuh"
+#include "mqa_list.cuh"
 #include "mqa_products.cuh"
 #include "mqa_rows.cuh"
-#include "mqa_tokens.cuh"
 #include "ptx/grid.cuh"
 
 #define LAZY 8.0f /* log2 of how far a maximum may outgrow its reference */
-
-#define PARITY_OF_Q 31
 
 /* ---- scoring warps --------------------------------------------------------------------------------------------- */
 
@@ -87,21 +86,30 @@ template <class S> static __device__ __forceinline__ void begin_rows(const mqa_s
     }
 }
 
-/* Scores to logits in base 2; those that are not attended to -infinity. */
+/* What makes a score a logit in base 2, if it is the same for all rows and greater than 0: then scores are multiplied
+ * with it as late as possible. Else 1, and mask_scores multiplies. */
+static __device__ __forceinline__ float late_scale(const fmlac_mqa &p)
+{
+    return p.scale > 0.0f && !p.fused.enabled ? p.scale * LOG2_E : 1.0f;
+}
+
+/* Scores that are not attended to -infinity. */
 template <class S>
 static __device__ __forceinline__ void mask_scores(const fmlac_mqa &p, const mqa_shared &s, float acc[S::QM][S::NT][4],
                                                    const score_rows<S> &rows, uint32_t mask, int row0, int token0)
 {
     const uint32_t all = S::NT == 4 ? 0xFFFFFFFFu : (1u << (S::NT % 4 * 8)) - 1;
     bool whole = (mask & all) == all && token0 + S::NT * 8 <= rows.all_see;
+    if (!(p.scale > 0.0f) || p.fused.enabled) {
 #pragma unroll
-    for (int i = 0; i < 2 * S::QM; i++) {
-        int m = i / 2, h = i % 2, row = row0 + m * 16 + threadIdx.x % 32 / 4 + h * 8;
-        float scale = p.scale * LOG2_E * (p.fused.enabled ? s.factor[row] : 1.0f);
+        for (int i = 0; i < 2 * S::QM; i++) {
+            int m = i / 2, h = i % 2, row = row0 + m * 16 + threadIdx.x % 32 / 4 + h * 8;
+            float scale = p.scale * LOG2_E * (p.fused.enabled ? s.factor[row] : 1.0f);
 #pragma unroll
-        for (int n = 0; n < S::NT; n++) {
-            acc[m][n][2 * h] *= scale;
-            acc[m][n][2 * h + 1] *= scale;
+            for (int n = 0; n < S::NT; n++) {
+                acc[m][n][2 * h] *= scale;
+                acc[m][n][2 * h + 1] *= scale;
+            }
         }
     }
     if (whole) {
@@ -122,7 +130,7 @@ static __device__ __forceinline__ void mask_scores(const fmlac_mqa &p, const mqa
 /* Row maxima of a step over all scoring warps: to rows.max. After it nobody reads the tile's scores any more. */
 template <class S>
 static __device__ __forceinline__ void exchange_maxima(const float acc[S::QM][S::NT][4], score_rows<S> &rows,
-                                                       float *top, int row0, int tg)
+                                                       float scale, float *top, int row0, int tg)
 {
     int lane = threadIdx.x % 32;
 #pragma unroll
@@ -134,7 +142,7 @@ static __device__ __forceinline__ void exchange_maxima(const float acc[S::QM][S:
             max = fmaxf(max, fmaxf(acc[m][n][2 * h], acc[m][n][2 * h + 1]));
         }
         max = fmaxf(max, __shfl_xor_sync(0xFFFFFFFFu, max, 1));
-        max = fmaxf(max, __shfl_xor_sync(0xFFFFFFFFu, max, 2));
+        max = fmaxf(max, __shfl_xor_sync(0xFFFFFFFFu, max, 2)) * scale;
         rows.max[m][h] = fmaxf(rows.max[m][h], max);
         if (S::TG > 1 && lane % 4 == 0) {
             top[tg * S::ROWS + row0 + m * 16 + lane / 4 + 8 * h] = max;
@@ -151,9 +159,9 @@ static __device__ __forceinline__ void exchange_maxima(const float acc[S::QM][S:
     }
 }
 
-/* Logits to weights in shared memory, and what output rows shrink by. */
+/* Scores times `scale` to weights in shared memory, and what output rows shrink by. */
 template <class S>
-static __device__ __forceinline__ void write_weights(const float acc[S::QM][S::NT][4], score_rows<S> &rows,
+static __device__ __forceinline__ void write_weights(const float acc[S::QM][S::NT][4], score_rows<S> &rows, float scale,
                                                      float *shrink, uint32_t tile, int row0, int tg)
 {
     int lane = threadIdx.x % 32, q = lane % 4;
@@ -172,7 +180,8 @@ static __device__ __forceinline__ void write_weights(const float acc[S::QM][S::N
         uint32_t to = weights_of<S>(tile, row) + (tg * S::NT * 8 + 2 * q) * 2;
 #pragma unroll
         for (int n = 0; n < S::NT; n++) {
-            float low = ptx_exp2(acc[m][n][2 * h] - reference), high = ptx_exp2(acc[m][n][2 * h + 1] - reference);
+            float low = ptx_exp2(__fmaf_rn(acc[m][n][2 * h], scale, -reference));
+            float high = ptx_exp2(__fmaf_rn(acc[m][n][2 * h + 1], scale, -reference));
             sum += low + high;
             ptx_store_shared_u32(to + n * 16, pack<S::F16>(low, high));
         }
@@ -212,69 +221,38 @@ static __device__ __forceinline__ void finish_rows(const fmlac_mqa &p, const mqa
     }
 }
 
-/* Quantised tokens: tile i arrives in its slot, the raw bytes of the next one set out. */
 template <class S>
-static __device__ __forceinline__ void bring_codes(const fmlac_mqa &p, const mqa_shared &s, int i, int count, int slot,
-                                                   int at, uint32_t tile)
+static __device__ __forceinline__ void scoring_warp(const fmlac_mqa &p, const mqa_shared &s, const mqa_piece &piece)
 {
-    if (i >= s.slots) {
-        ptx_barrier_sync(BARRIER_FREE + slot, S::THREADS);
-    }
-    ptx_copy_async_wait<0>();
-    __syncwarp();
-    expand_raw<S>(p, s, at, tile);
-    __syncwarp();
-    if (tile_exists(p, s, i + 1 < count, after(at, s.ring))) {
-        copy_raw<S>(p, s, after(at, s.ring));
-    }
-    ptx_barrier_sync(BARRIER_SCORES, S::QW * 32);
-}
-
-template <class S>
-static __device__ __forceinline__ void scoring_warp(const fmlac_mqa &p, const mqa_shared &s, const mqa_piece &piece,
-                                                    list_scan<S::TOKENS> &scan)
-{
-    int warp = threadIdx.x / 32, slot = 0, at = 0, ahead = s.slots, i;
+    int warp = threadIdx.x / 32, slot = 0, at = 0, i;
     int row0 = warp / S::TG * 16 * S::QM, tg = warp % S::TG, token0 = tg * S::NT * 8;
     uint32_t parity = s.piece->parity;
     score_rows<S> rows;
+    held_rows<S> held;
     begin_rows<S>(s, rows);
     if (piece.count > 0) {
-        if (S::CODES && tile_exists(p, s, true, 0)) {
-            copy_raw<S>(p, s, 0);
-        }
         ptx_mbarrier_wait(s.full + s.slots * 8, parity >> PARITY_OF_Q);
         parity ^= 1u << PARITY_OF_Q;
     }
+    hold_rows<S>(held, s.q, p.row_bytes / 128, row0);
 #pragma unroll 1
     for (i = 0; tile_exists(p, s, i < piece.count, at); i++) {
         uint32_t tile = s.tiles + slot * (S::TOKENS * PITCH);
         float *top = s.top + (i & 1) * (S::TG * S::ROWS);
         float acc[S::QM][S::NT][4];
-        if (S::CODES) {
-            bring_codes<S>(p, s, i, piece.count, slot, at, tile);
-        } else {
-            ptx_mbarrier_wait(s.full + slot * 8, parity >> slot & 1);
-            parity ^= 1u << slot;
-        }
-        if (warp == 0) {
-            scan.at = s.piece->scan_at;
-            scan.end = s.piece->scan_end;
-            next_tile(p, *s.work, s, ahead, scan);
-            s.piece->scan_at = scan.at;
-        }
-        scores<S>(acc, s.q, tile, p.row_bytes / 128, row0, token0);
+        ptx_mbarrier_wait(s.full + slot * 8, parity >> slot & 1);
+        parity ^= 1u << slot | 1u << PARITY_OF_RAW;
+        scores<S>(acc, held, s.q, tile, p.row_bytes / 128, row0, token0);
         uint32_t mask = ((volatile uint32_t *)s.mask)[at * 2 + token0 / 32] >> (token0 % 32);
         mask_scores<S>(p, s, acc, rows, mask, row0, i * S::TOKENS + token0);
-        exchange_maxima<S>(acc, rows, top, row0, tg);
-        write_weights<S>(acc, rows, s.shrink + slot * S::ROWS, tile, row0, tg);
+        exchange_maxima<S>(acc, rows, late_scale(p), top, row0, tg);
+        write_weights<S>(acc, rows, late_scale(p), s.shrink + slot * S::ROWS, tile, row0, tg);
         if (rows.all_see < (i + 1) * S::TOKENS) {
             clean_values<S>(tile, (int)clamped(rows.all_see - i * S::TOKENS, 0, S::TOKENS));
         }
         ptx_barrier_arrive(BARRIER_READY + slot, S::THREADS);
         slot = after(slot, s.slots);
         at = after(at, s.ring);
-        ahead = after(ahead, s.ring);
     }
     finish_rows<S>(p, s, piece, rows, s.top + (i & 1) * (S::TG * S::ROWS), row0, tg);
     ptx_barrier_sync(BARRIER_END, S::THREADS);
@@ -285,11 +263,21 @@ static __device__ __forceinline__ void scoring_warp(const fmlac_mqa &p, const mq
 
 /* ---- summing warps --------------------------------------------------------------------------------------------- */
 
-/* Rows shrink where a reference moved. */
-template <class S>
-static __device__ __forceinline__ void shrink_rows(float out[S::MV][S::NV][4], const float *shrink, int row0)
+/* Where a summing warp's part of the output begins. */
+template <class S> static __device__ __forceinline__ int summed_row(void)
 {
-    int g = threadIdx.x % 32 / 4;
+    return ((int)ptx_thread() / 32 - S::QW) / S::CG * 16 * S::MV;
+}
+
+template <class S> static __device__ __forceinline__ int summed_column(void)
+{
+    return ((int)ptx_thread() / 32 - S::QW) % S::CG * S::NV * 8;
+}
+
+/* Rows shrink where a reference moved. */
+template <class S> static __device__ __forceinline__ void shrink_rows(float out[S::MV][S::NV][4], const float *shrink)
+{
+    int g = ptx_thread() % 32 / 4, row0 = summed_row<S>();
 #pragma unroll
     for (int m = 0; m < S::MV; m++) {
         float low = shrink[row0 + m * 16 + g], high = shrink[row0 + m * 16 + g + 8];
@@ -307,10 +295,9 @@ static __device__ __forceinline__ void shrink_rows(float out[S::MV][S::NV][4], c
 
 /* Rows go out through shared memory, where Q and tiles were. */
 template <class S>
-static __device__ __forceinline__ void stage_rows(const float out[S::MV][S::NV][4], const mqa_shared &s, int row0,
-                                                  int column0)
+static __device__ __forceinline__ void stage_rows(const float out[S::MV][S::NV][4], const mqa_shared &s)
 {
-    int lane = threadIdx.x % 32, g = lane / 4;
+    int lane = ptx_thread() % 32, g = lane / 4, row0 = summed_row<S>(), column0 = summed_column<S>();
     float *staged = (float *)ptx_shared();
 #pragma unroll
     for (int m = 0; m < S::MV; m++) {
@@ -328,11 +315,31 @@ static __device__ __forceinline__ void stage_rows(const float out[S::MV][S::NV][
     }
 }
 
+/* A summing warp brings its part of a tile (at: its place in the ring) to its slot, a half if it comes in halves. */
+template <class S>
+static __device__ __forceinline__ void bring(const fmlac_mqa &p, const mqa_shared &s, int number, int at, int slot,
+                                             int half)
+{
+    uint32_t tile = s.tiles + slot * (S::TOKENS * PITCH), full = s.full + slot * 8;
+    if constexpr (S::CODES) {
+        wait_raw<S>(p, s, (s.piece->parity >> PARITY_OF_RAW ^ number) & 1);
+        expand<S>(p, s, at, tile);
+        __syncwarp();
+        if (ptx_thread() % 32 == 0) {
+            ptx_mbarrier_arrive(full);
+        }
+    } else {
+        copy_plain<S>(p, s, at, tile, full, half);
+    }
+}
+
+/* Step by step: a tile is summed, and another, `slots` ahead, brought to the slot that is free then. The first steps
+ * only bring. */
 template <class S>
 static __device__ __forceinline__ void summing_warp(const fmlac_mqa &p, const mqa_shared &s, const mqa_piece &piece)
 {
-    int warp = threadIdx.x / 32 - S::QW, at = 0;
-    int row0 = warp / S::CG * 16 * S::MV, column0 = warp % S::CG * S::NV * 8;
+    int ahead = -1, at = s.ring - 1; /* number and place in the ring of the tile that is brought */
+    int end = piece.count;
     float out[S::MV][S::NV][4];
 #pragma unroll
     for (int m = 0; m < S::MV; m++) {
@@ -341,59 +348,50 @@ static __device__ __forceinline__ void summing_warp(const fmlac_mqa &p, const mq
             out[m][n][0] = out[m][n][1] = out[m][n][2] = out[m][n][3] = 0.0f;
         }
     }
-    for (int i = 0; !S::CODES && i < s.slots && tile_exists(p, s, i < piece.count, i); i++) {
-        copy_plain<S>(p, s, i, s.tiles + i * (S::TOKENS * PITCH), s.full + i * 8);
+    if (BULK(p)) {
+        ptx_fence_async_proxy(); /* staged rows were where tokens go */
     }
 #pragma unroll 1
-    for (int left = piece.count; tile_exists(p, s, left > 0, at); left--) {
-        bool early = at < s.slots;
-        int slot = early ? at : at - s.slots, ahead = early ? at + s.slots : at - s.slots;
-        uint32_t tile = s.tiles + slot * (S::TOKENS * PITCH);
-        ptx_barrier_sync(BARRIER_READY + slot, S::THREADS);
-        shrink_rows<S>(out, s.shrink + slot * S::ROWS, row0);
-        values<S>(out, tile, row0, column0);
-        if (tile_exists(p, s, left > s.slots, ahead)) {
-            if (S::CODES) {
-                ptx_barrier_arrive(BARRIER_FREE + slot, S::THREADS);
-            } else {
+    for (;; ahead++, at = after(at, s.ring)) {
+        int slot = at < s.slots ? at : at - s.slots;
+        if (ptx_thread() / 32 == S::QW && ahead + 1 < piece.count) {
+            next_tile<S>(p, s, after(at, s.ring));
+        }
+        if (ahead < 0) {
+            ptx_barrier_sync(BARRIER_LIST, S::THREADS);
+        }
+        if (ahead >= s.slots) {
+            if (!tile_exists(p, s, ahead - s.slots < end, at < s.slots ? at + s.slots : slot)) {
+                break;
+            }
+            ptx_barrier_sync(BARRIER_READY + slot, S::THREADS);
+            shrink_rows<S>(out, s.shrink + slot * S::ROWS);
+        }
+        bool next = ahead >= 0 && tile_exists(p, s, ahead < end, at);
+        if (!next && ahead >= 0) {
+            end = ahead < end ? ahead : end;
+        }
+#pragma unroll 1
+        for (int half = 0; half < S::HALVES; half++) {
+            if (ahead >= s.slots) {
+                values<S>(out, s.tiles + slot * (S::TOKENS * PITCH), summed_row<S>(), summed_column<S>(), half);
+            }
+            if (next) {
                 ptx_barrier_sync(BARRIER_SUMS, S::PW * 32);
-                copy_plain<S>(p, s, ahead, tile, s.full + slot * 8);
+                bring<S>(p, s, ahead, at, slot, half);
             }
         }
-        at = after(at, s.ring);
+        if constexpr (S::CODES) { /* raw bytes of the tile that is next */
+            if (tile_exists(p, s, ahead + 1 < end, after(at, s.ring))) {
+                copy_raw<S>(p, s, after(at, s.ring));
+            }
+        }
     }
     ptx_barrier_sync(BARRIER_END, S::THREADS);
-    stage_rows<S>(out, s, row0, column0);
+    stage_rows<S>(out, s);
 }
 
 /* ---- pieces of work -------------------------------------------------------------------------------------------- */
-
-/* Scoring warps: addresses of the first tiles. Places of a paged list are known, so every warp begins elsewhere. */
-template <class S>
-static __device__ __forceinline__ void begin_list(const fmlac_mqa &p, const mqa_shared &s, const mqa_piece &piece,
-                                                  list_scan<S::TOKENS> &scan)
-{
-    const fmlac_work &w = *s.work;
-    int warp = threadIdx.x / 32;
-    bool paged = p.main.kind == FMLAC_LIST_PAGED;
-    int64_t count = w.main_count + w.extra_count, end = (piece.begin + piece.count) * S::TOKENS;
-    scan.end = end < count ? end : count;
-    for (int i = paged ? warp : 0; i < s.slots && (paged || warp == 0); i += paged ? S::QW : 1) {
-        if (paged || i == 0) {
-            scan.at = (piece.begin + i) * S::TOKENS;
-            fetch_entries(p, w, scan);
-        }
-        next_tile(p, w, s, i, scan);
-    }
-    if (paged && warp == 0) {
-        scan.at = (piece.begin + s.slots) * S::TOKENS;
-        fetch_entries(p, w, scan);
-    }
-    if (warp == 0) {
-        s.piece->scan_at = scan.at;
-        s.piece->scan_end = scan.end;
-    }
-}
 
 template <class S> static __device__ __forceinline__ void mqa_run(const fmlac_mqa &p, const mqa_shared &s)
 {
@@ -401,23 +399,23 @@ template <class S> static __device__ __forceinline__ void mqa_run(const fmlac_mq
     const fmlac_work &w = *s.work;
     int warp = threadIdx.x / 32;
     if (warp < S::QW) {
-        list_scan<S::TOKENS> scan = {};
-        if (piece.count > 0) {
-            begin_list<S>(p, s, piece, scan);
-        }
         count_seen<S>(p, s, piece);
-        __syncthreads();
-        scoring_warp<S>(p, s, piece, scan);
-    } else {
-        if (piece.count > 0) {
-            if (p.fused.enabled) {
-                load_q_fused<S>(p, w, s);
-            } else {
-                load_q<S>(p, w, s);
-            }
-            ptx_mbarrier_arrive_copies(s.full + s.slots * 8);
+        ptx_barrier_sync(BARRIER_LIST, S::THREADS);
+        if (piece.count > 0 && p.fused.enabled) {
+            load_q_fused<S>(p, w, s);
+        } else if (piece.count > 0) {
+            load_q<S>(p, w, s);
         }
-        __syncthreads();
+        if (piece.count > 0 && p.q.aligned && !p.fused.enabled) {
+            ptx_mbarrier_arrive_copies(s.full + s.slots * 8);
+        } else if (piece.count > 0) {
+            ptx_mbarrier_arrive(s.full + s.slots * 8);
+        }
+        scoring_warp<S>(p, s, piece);
+    } else {
+        if (warp == S::QW && piece.count > 0) {
+            begin_list<S>(s);
+        }
         summing_warp<S>(p, s, piece);
     }
     __syncthreads();
@@ -474,8 +472,12 @@ static __device__ __forceinline__ cut_view begin_cut(const fmlac_mqa &p, const m
 template <class S> static __device__ __forceinline__ void mqa_block(const fmlac_mqa &p)
 {
     mqa_shared s = mqa_shared_plan(p);
-    if (threadIdx.x <= (uint32_t)s.slots) {
-        ptx_mbarrier_init(s.full + threadIdx.x * 8, S::PW * 32);
+    if (threadIdx.x < (uint32_t)s.slots) { /* who arrives: a lane of each summing warp, or all */
+        ptx_mbarrier_init(s.full + threadIdx.x * 8, S::PW * (S::CODES || BULK(p) ? 1 : 32));
+    } else if (threadIdx.x == (uint32_t)s.slots) {
+        ptx_mbarrier_init(s.full + threadIdx.x * 8, S::QW * 32);
+    } else if (S::CODES && threadIdx.x - s.slots <= S::PW) {
+        ptx_mbarrier_init(s.raw_full + (threadIdx.x - s.slots - 1) * 8, 1);
     }
     if (threadIdx.x < 32) {
         int lane = (int)threadIdx.x;

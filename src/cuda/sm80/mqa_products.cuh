@@ -14,28 +14,45 @@ template <class S> struct score_operands {
     uint32_t q[S::QM][2][4], k[S::NT][4];
 };
 
+/* A warp's rows of Q in the last S::HELD blocks of 64 dims: in registers for a whole piece, where there are some to
+ * spare, instead of being read for every tile. */
+template <class S> struct held_rows {
+    uint32_t q[S::HELD > 0 ? 2 * S::HELD : 1][S::QM][2][4];
+};
+
 /* Products of few tiles would wait for each other: their sums are kept in several parts. */
 template <class S> struct score_sums {
     static constexpr int PARTS = S::QM * S::NT >= 4 ? 1 : S::QM * S::NT == 2 ? 2 : 4;
     float x[PARTS][S::QM][S::NT][4];
 };
 
-template <class S>
-static __device__ __forceinline__ void load_operands(score_operands<S> &o, uint32_t q, uint32_t k, int byte)
+template <class S> static __device__ __forceinline__ void load_rows(uint32_t rows[S::QM][2][4], uint32_t q, int byte)
 {
 #pragma unroll
     for (int m = 0; m < S::QM; m++) {
-        ptx_ldmatrix_x4(o.q[m][0], q + m * 16 * PITCH + byte);
-        ptx_ldmatrix_x4(o.q[m][1], q + m * 16 * PITCH + byte + 32);
-    }
-#pragma unroll
-    for (int n = 0; n < S::NT; n++) {
-        ptx_ldmatrix_x4(o.k[n], k + n * 8 * PITCH + byte);
+        ptx_ldmatrix_x4(rows[m][0], q + m * 16 * PITCH + byte);
+        ptx_ldmatrix_x4(rows[m][1], q + m * 16 * PITCH + byte + 32);
     }
 }
 
+template <class S> static __device__ __forceinline__ void load_tokens(uint32_t tokens[S::NT][4], uint32_t k, int byte)
+{
+#pragma unroll
+    for (int n = 0; n < S::NT; n++) {
+        ptx_ldmatrix_x4(tokens[n], k + n * 8 * PITCH + byte);
+    }
+}
+
+template <class S>
+static __device__ __forceinline__ void load_operands(score_operands<S> &o, uint32_t q, uint32_t k, int byte)
+{
+    load_rows<S>(o.q, q, byte);
+    load_tokens<S>(o.k, k, byte);
+}
+
 template <class S, int HALF>
-static __device__ __forceinline__ void multiply_operands(score_sums<S> &sums, const score_operands<S> &o)
+static __device__ __forceinline__ void multiply_operands(score_sums<S> &sums, const uint32_t q[S::QM][2][4],
+                                                         const uint32_t k[S::NT][4])
 {
 #pragma unroll
     for (int step = 0; step < 2; step++) {
@@ -43,21 +60,37 @@ static __device__ __forceinline__ void multiply_operands(score_sums<S> &sums, co
         for (int n = 0; n < S::NT; n++) {
 #pragma unroll
             for (int m = 0; m < S::QM; m++) {
-                multiply<S::F16>(sums.x[(2 * HALF + step) % sums.PARTS][m][n], o.q[m][step], o.k[n][2 * step],
-                                 o.k[n][2 * step + 1]);
+                multiply<S::F16>(sums.x[(2 * HALF + step) % sums.PARTS][m][n], q[m][step], k[n][2 * step],
+                                 k[n][2 * step + 1]);
             }
         }
+    }
+}
+
+/* Where a lane reads QM * 16 rows of Q from row0 on. */
+static __device__ __forceinline__ uint32_t rows_at(uint32_t q, int row0)
+{
+    int lane = threadIdx.x % 32;
+    return q + (row0 + lane % 16) * PITCH + lane / 16 * 16;
+}
+
+template <class S>
+static __device__ __forceinline__ void hold_rows(held_rows<S> &held, uint32_t q, int blocks, int row0)
+{
+#pragma unroll
+    for (int i = 0; i < 2 * S::HELD; i++) {
+        load_rows<S>(held.q[i], rows_at(q, row0) + (blocks - S::HELD) * 128, i * 64);
     }
 }
 
 /* acc = QM * 16 rows of Q from row0 on x NT * 8 tokens from token0 on; `blocks` of 64 dims. Operands are loaded one
  * half block ahead. */
 template <class S>
-static __device__ __forceinline__ void scores(float acc[S::QM][S::NT][4], uint32_t q, uint32_t tile, int blocks,
-                                              int row0, int token0)
+static __device__ __forceinline__ void scores(float acc[S::QM][S::NT][4], const held_rows<S> &held, uint32_t q,
+                                              uint32_t tile, int blocks, int row0, int token0)
 {
     int lane = threadIdx.x % 32;
-    uint32_t q_at = q + (row0 + lane % 16) * PITCH + lane / 16 * 16;
+    uint32_t q_at = rows_at(q, row0);
     uint32_t k_at = tile + (token0 + lane % 8) * PITCH + lane / 8 * 16;
     score_sums<S> sums;
     score_operands<S> even, odd;
@@ -67,17 +100,29 @@ static __device__ __forceinline__ void scores(float acc[S::QM][S::NT][4], uint32
     }
     load_operands(even, q_at, k_at, 0);
 #pragma unroll 1
-    for (int block = 1; block < blocks; block++) {
+    for (int block = 1; block < blocks - S::HELD; block++) {
         load_operands(odd, q_at, k_at, 64);
-        multiply_operands<S, 0>(sums, even);
+        multiply_operands<S, 0>(sums, even.q, even.k);
         q_at += 128;
         k_at += 128;
         load_operands(even, q_at, k_at, 0);
-        multiply_operands<S, 1>(sums, odd);
+        multiply_operands<S, 1>(sums, odd.q, odd.k);
     }
     load_operands(odd, q_at, k_at, 64);
-    multiply_operands<S, 0>(sums, even);
-    multiply_operands<S, 1>(sums, odd);
+    multiply_operands<S, 0>(sums, even.q, even.k);
+    if (S::HELD > 0) {
+        load_tokens<S>(even.k, k_at, 128);
+    }
+    multiply_operands<S, 1>(sums, odd.q, odd.k);
+#pragma unroll
+    for (int i = 0; i < S::HELD; i++) {
+        load_tokens<S>(odd.k, k_at, 128 + i * 128 + 64);
+        multiply_operands<S, 0>(sums, held.q[2 * i], even.k);
+        if (i + 1 < S::HELD) {
+            load_tokens<S>(even.k, k_at, 128 + i * 128 + 128);
+        }
+        multiply_operands<S, 1>(sums, held.q[2 * i + 1], odd.k);
+    }
 #pragma unroll
     for (int m = 0; m < S::QM; m++) {
 #pragma unroll
@@ -101,15 +146,17 @@ template <class S> static __device__ __forceinline__ uint32_t weights_of(uint32_
     return tile + row / S::LINE * PITCH + TAIL + row % S::LINE * (S::TOKENS * 2);
 }
 
-/* out += weights of MV * 16 rows from row0 on x the tile's columns from column0 on. */
+/* out += weights of MV * 16 rows from row0 on x the tile's columns from column0 on, for the tokens of one half. */
 template <class S>
-static __device__ __forceinline__ void values(float out[S::MV][S::NV][4], uint32_t tile, int row0, int column0)
+static __device__ __forceinline__ void values(float out[S::MV][S::NV][4], uint32_t tile, int row0, int column0,
+                                              int half)
 {
-    int lane = threadIdx.x % 32;
-    uint32_t w_at = weights_of<S>(tile, row0 + lane % 16) + lane / 16 * 16;
-    uint32_t v_at = tile + lane % 16 * PITCH + column0 * 2 + lane / 16 * 16;
+    constexpr int TOKENS = S::TOKENS / S::HALVES;
+    int lane = ptx_thread() % 32;
+    uint32_t w_at = weights_of<S>(tile, row0 + lane % 16) + lane / 16 * 16 + half * (TOKENS * 2);
+    uint32_t v_at = tile + (half * TOKENS + lane % 16) * PITCH + column0 * 2 + lane / 16 * 16;
 #pragma unroll 1
-    for (int k = 0; k < S::TOKENS / 16; k++) {
+    for (int k = 0; k < TOKENS / 16; k++) {
         uint32_t a[S::MV][4];
 #pragma unroll
         for (int m = 0; m < S::MV; m++) {

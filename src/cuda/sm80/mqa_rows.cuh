@@ -7,13 +7,13 @@
 
 /* ---- query prologue -------------------------------------------------------------------------------------------- */
 
-/* By the summing warps. */
+/* By the scoring warps, while the others bring the first tiles. */
 template <class S>
 static __device__ __forceinline__ void load_q(const fmlac_mqa &p, const fmlac_work &w, const mqa_shared &s)
 {
-    int warp = threadIdx.x / 32 - S::QW, lane = threadIdx.x % 32;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int chunks = p.row_bytes / 16;
-    for (int r = warp; r < S::ROWS; r += S::PW) {
+    for (int r = warp; r < S::ROWS; r += S::QW) {
         int64_t token;
         int32_t head;
         row_token_head(w, r < w.rows ? r : 0, &token, &head);
@@ -43,10 +43,10 @@ static __device__ __forceinline__ float fused_q(const fmlac_mqa &p, int64_t toke
 template <class S>
 static __device__ __forceinline__ void load_q_fused(const fmlac_mqa &p, const fmlac_work &w, const mqa_shared &s)
 {
-    int warp = threadIdx.x / 32 - S::QW, lane = threadIdx.x % 32;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const fmlac_fused &f = p.fused;
     int plain = p.d_qk - f.rope_dim, half = f.rope_dim / 2;
-    for (int r = warp; r < S::ROWS; r += S::PW) {
+    for (int r = warp; r < S::ROWS; r += S::QW) {
         float squares = 0;
         int64_t token;
         int32_t head;

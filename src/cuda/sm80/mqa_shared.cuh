@@ -13,6 +13,23 @@
 #define PITCH        FMLAC_MQA_PITCH   /* bytes of a row of Q or of a token: an odd number of 16-byte chunks */
 #define TAIL         (OUT_COLUMNS * 2) /* where a token row's dims from 512 on lie, and weights later */
 
+/* How many blocks of 64 dims of Q scoring warps hold in registers, in kernels of 64, 32 and 16 rows. */
+#ifndef MQA_HELD_64
+#define MQA_HELD_64 4
+#endif
+#ifndef MQA_HELD_32
+#define MQA_HELD_32 6
+#endif
+#ifndef MQA_HELD_16
+#define MQA_HELD_16 2
+#endif
+
+/* In how many steps kernels of 64 rows sum a tile of plain tokens, and bring anew what part of the slot is free then: 1
+ * or 2. */
+#ifndef MQA_HALVES
+#define MQA_HALVES 2
+#endif
+
 /* What a kernel is made of. QM: 16-row tiles of a scoring warp, QW: scoring warps; MV: 16-row tiles of a summing warp,
  * PW: summing warps; CODES: tokens are quantised. */
 template <int ROWS_, int TOKENS_, int QM_, int QW_, int MV_, int PW_, int F16_, int CODES_> struct mqa_shape {
@@ -24,24 +41,30 @@ template <int ROWS_, int TOKENS_, int QM_, int QW_, int MV_, int PW_, int F16_, 
     static constexpr int CG = PW * MV * 16 / ROWS;          /* column groups of summing warps */
     static constexpr int NV = OUT_COLUMNS / CG / 8;         /* 8-column tiles of a summing warp */
     static constexpr int LINE = FMLAC_TILE_TOKENS / TOKENS; /* rows whose weights share a token row */
+    static constexpr int HELD = QM > 1 ? 0 : ROWS == 64 ? MQA_HELD_64 : ROWS == 32 ? MQA_HELD_32 : MQA_HELD_16;
+    static constexpr int HALVES = ROWS == 64 && !CODES ? MQA_HALVES : 1;
     static_assert((NT == 1 || NT == 2 || NT == 4) && TG <= FMLAC_TOKEN_GROUPS && NV % 8 == 0 &&
-                      ROWS <= FMLAC_TILE_TOKENS,
+                      ROWS <= FMLAC_TILE_TOKENS && PW <= FMLAC_SUMMING_WARPS,
                   "shape");
 };
 
-/* Named barriers; READY and FREE are one per slot. */
-enum { BARRIER_SCORES = 1, BARRIER_SUMS, BARRIER_END, BARRIER_READY, BARRIER_FREE = BARRIER_READY + FMLAC_STAGES_MAX };
+/* Named barriers; READY is one per slot. */
+enum { BARRIER_SCORES = 1, BARRIER_SUMS, BARRIER_LIST, BARRIER_END, BARRIER_READY };
 
 /* Marks an address of the extra pool. */
 #define EXTRA_BIT (1ull << 63)
+
+/* Bits of piece.parity beside those of slots. */
+#define PARITY_OF_RAW 30
+#define PARITY_OF_Q   31
 
 /* One row tile against tiles begin, ..., begin + count - 1 of its list. */
 typedef struct mqa_piece {
     int64_t unit, begin;
     int64_t place;   /* -1, or where the partial result goes */
     int count;       /* -1: there are no more pieces */
-    uint32_t parity; /* of the mbarriers, which live on from piece to piece: bit i of slot i, the last one for Q */
-    int64_t scan_at, scan_end; /* warp 0's way through the list, while it does other things */
+    uint32_t parity; /* of the mbarriers, which live on from piece to piece: bit i of slot i, the last ones see below */
+    int64_t scan_at, scan_end; /* next position of the list, and where the piece ends */
     cut_view cut;
 } mqa_piece;
 
@@ -50,6 +73,7 @@ static_assert(sizeof(fmlac_work) + sizeof(mqa_piece) <= FMLAC_WORK_BYTES, "work 
 typedef struct mqa_shared {
     uint32_t q, tiles, raw;      /* 32-bit shared addresses */
     uint32_t full;               /* mbarriers: tile of slot i is there; after the last one: Q is there */
+    uint32_t raw_full;           /* mbarriers, quantised formats: a summing warp's raw bytes are there */
     float *top;                  /* [2][token groups][ROWS] row maxima of a step; sums at the end */
     float *shrink;               /* [slots][ROWS] what an output row is multiplied with before the slot's tile */
     float *factor;               /* [ROWS] norm factors at the beginning (fused), 1 / sum at the end */
@@ -72,6 +96,7 @@ static __device__ __forceinline__ mqa_shared mqa_shared_plan(const fmlac_mqa &p)
     s.tiles = s.q + at.tiles;
     s.raw = s.q + at.raw;
     s.full = s.q + at.barriers;
+    s.raw_full = s.full + (p.stages + 1) * 8;
     s.top = (float *)(base + at.top);
     s.shrink = (float *)(base + at.shrink);
     s.factor = (float *)(base + at.factor);

@@ -65,26 +65,32 @@ static __device__ __forceinline__ bool codes_are_hard(const uint32_t codes[4], f
     return (nan & 0x80808080u) != 0 || !scale_is_easy(scale);
 }
 
-/* Codes (fp4: the first two words) that are not hard, with their scale as a pair of bf16 numbers, e4m3 codes' 2^120
- * times as large; the second eight numbers go to `to` ^ 16. */
-static __device__ __forceinline__ void expand_16_easy(bool fp4, const uint32_t codes[4], uint32_t factor, uint32_t to)
+/* Codes (fp4: the first two words) that are not hard, times their scale as a pair of bf16 numbers, e4m3 codes' 2^120
+ * times as large. */
+static __device__ __forceinline__ void multiply_16_easy(bool fp4, const uint32_t codes[4], uint32_t factor,
+                                                        uint32_t out[8])
 {
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        uint32_t out[4];
+    for (int h = 0; h < 4; h++) {
         if (fp4) {
-            spread_e2m1(codes[h] & 0xFFFFu, out);
-            spread_e2m1(codes[h] >> 16, out + 2);
+            spread_e2m1(h % 2 == 0 ? codes[h / 2] & 0xFFFFu : codes[h / 2] >> 16, out + 2 * h);
         } else {
-            spread_e4m3(codes[2 * h], out);
-            spread_e4m3(codes[2 * h + 1], out + 2);
+            spread_e4m3(codes[h], out + 2 * h);
         }
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            out[j] = ptx_multiply_bf16x2(out[j], factor);
-        }
-        ptx_store_shared_128(to ^ (h * 16), out);
     }
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        out[j] = ptx_multiply_bf16x2(out[j], factor);
+    }
+}
+
+/* The same into a tile; the second eight numbers go to `to` ^ 16. */
+static __device__ __forceinline__ void expand_16_easy(bool fp4, const uint32_t codes[4], uint32_t factor, uint32_t to)
+{
+    uint32_t out[8];
+    multiply_16_easy(fp4, codes, factor, out);
+    ptx_store_shared_128(to, out);
+    ptx_store_shared_128(to ^ 16, out + 4);
 }
 
 /* Any codes with the bits or the code of their scale. */

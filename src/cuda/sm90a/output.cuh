@@ -15,6 +15,7 @@
 #define FMLAC_STAGED 1
 #endif
 #define STAGE_BYTES 8192 /* of a warp: 16 rows of 128 floats */
+#define NO_STAGE    0xFFFFFFFFu
 
 /* lse and maximum of a row go out (`store`: this thread does it); returns what the output is multiplied by. */
 static __device__ __forceinline__ float finish_row(const fmlac_mqa &p, const piece &c, int tile_rows, int row,
@@ -73,22 +74,16 @@ static __device__ __forceinline__ void store_16(const float o[128], const float 
     }
 }
 
-/* The same as floats: four lanes write 64 bytes on end. */
 static __device__ __forceinline__ void store_32(const float o[128], const float factor[2], float *const to[2])
 {
     int q = threadIdx.x % 4;
-    bool odd = q & 1;
 #pragma unroll
-    for (int j = 0; j < 32; j += 2) {
+    for (int j = 0; j < 32; j++) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            float x[4] = {o[4 * j + 2 * h] * factor[h], o[4 * j + 2 * h + 1] * factor[h],
-                          o[4 * j + 4 + 2 * h] * factor[h], o[4 * j + 4 + 2 * h + 1] * factor[h]};
-            float low = __shfl_xor_sync(0xFFFFFFFFu, odd ? x[0] : x[2], 1);
-            float high = __shfl_xor_sync(0xFFFFFFFFu, odd ? x[1] : x[3], 1);
-            float4 four = {odd ? low : x[0], odd ? high : x[1], odd ? x[2] : low, odd ? x[3] : high};
+            float2 pair = {o[4 * j + 2 * h] * factor[h], o[4 * j + 2 * h + 1] * factor[h]};
             if (to[h]) {
-                *(float4 *)(to[h] + j * 8 + (odd ? 8 + (q - 1) * 2 : q * 2)) = four;
+                *(float2 *)(to[h] + j * 8 + q * 2) = pair;
             }
         }
     }
@@ -148,12 +143,12 @@ static __device__ __forceinline__ void store_any(const fmlac_mqa &p, const float
 }
 
 /* Two rows of a thread, `row` and `row` + 8 of a tile of `tile_rows`: 256 output dims from `column0` on. stage: shared
- * memory, STAGE_BYTES for each warp, that nobody uses any more. */
+ * memory, STAGE_BYTES for each warp, that nobody uses any more, or NO_STAGE. */
 static __device__ __forceinline__ void store_output(const fmlac_mqa &p, const piece &c, int tile_rows, int row,
                                                     const float o[128], const float factor[2], int column0,
                                                     uint32_t stage)
 {
-    if (FMLAC_STAGED && c.place >= 0) {
+    if (FMLAC_STAGED && stage != NO_STAGE && c.place >= 0) {
         int first = row / 16 * 16;
         store_staged(o, factor, p.cut.partial + (c.place * tile_rows + first) * OUT_COLUMNS + column0,
                      (int)c.work.rows - first, stage + ptx_thread() / 32 * STAGE_BYTES);

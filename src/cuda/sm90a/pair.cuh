@@ -1,48 +1,57 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * pair.cuh: attention of up to 128 query rows over a list of quantised tokens by two blocks of a cluster, which split
- * the token's dims (sm_90a). Each block expands and multiplies its own half: no code is expanded twice. What they
- * exchange are partial scores, in float.
+ * the token's dims (sm_90a). Each block expands and multiplies its own half: no code is expanded twice. Of 64 rows each
+ * block is the owner: it gets the other half of their scores, in float, makes their weights and gives them away.
  *
  * ROLES          warps     registers   work
- *   warpgroup 0    0..3      208       rows 0..63: scores of the block's dims, weights, the block's 256 output dims
+ *   warpgroup 0    0..3      208       rows 0..63: scores of the block's dims, the block's 256 output dims
  *   warpgroup 1    4..7      208       rows 64..127: the same
- *   gather         8..10     48        raw rows into the ring (bulk copies), RoPE dims into the tile
- *   expand         11..13    48        codes to bf16, a group of 16 rows at a time
- *   finder         14        48        walks the list: where the tokens of a tile lie
- *   scout          15        48        finds the pieces
- * Both blocks do the same in step; of all that depends on scores they compute the same bits. Block 0 has dims 0..255 of
- * K, Q and output, block 1 dims 256..511; of RoPE dims on top (d_qk 576) each has 32. Accumulators of a warpgroup:
- * output 64 x 256 (128 registers per thread), scores 64 x 64 (32), weights as an A operand (16).
+ *   gather         8, 9      48        raw rows into the ring (bulk copies)
+ *   gather, RoPE   10        48        RoPE dims into the tile; raw rows where the block has no such dims
+ *   expand         11..14    48        codes to bf16, a unit of 8 rows at a time
+ *   finder         15        48        finds the pieces, and where the tokens of a tile lie
+ * Block 0 has dims 0..255 of K, Q and output, block 1 dims 256..511; of RoPE dims on top (d_qk 576) each has 32. In
+ * block r warpgroup r is the owner, the other one the helper; owner and helper of the same rows are called fellows.
+ * Accumulators of a warpgroup: output 64 x 256 (128 registers per thread), scores 64 x 64 (32), weights as an A operand
+ * (16).
  *
- * SHARED MEMORY  struct pair_plan (pair_plan.cuh): Q | three half tiles | partial scores of the peer | raw ring | ...
+ * SHARED MEMORY  struct pair_plan (pair_plan.cuh): Q | three half tiles | scores, weights of the peer | raw ring
  *
  * BARRIERS           arrivals                made by                       waited for by    protects
- *   full[3]            4 groups (and copies    expand (and gather)           warpgroups       a half tile, its count
- *                      of RoPE dims)
- *   empty[3]           8 warps                 warpgroups, after the values  expand, gather   the same
- *   rope_empty[2]      8 warps                 warpgroups, after the scores  gather           RoPE dims on top of 512
- *   exchange_full[2]   1 and 16384 bytes       the peer's warpgroup          warpgroup        exchange[w]
- *   exchange_empty[2]  4 warps of the peer     the peer's warpgroup, once    warpgroup        the peer's exchange[w]
- *                                              it has read what we sent
- *   places_full[2]     1                       finder                        gather           places[], notes[]
- *   places_empty[2]    3 warps                 gather                        finder           the same
- *   raw_full[]         33 and the bytes        gather: 32 copies of scales,  an expand warp   a group of raw rows
- *                                              1 for codes and header
- *   raw_empty[]        1                       an expand warp                a gather warp    the same
- *   piece_full[2]      1                       scout                         everybody        pieces[]
- *   piece_free[2]      15 warps                everybody                     scout            the same
+ *   full[3]            8 units, and 32         expand, and RoPE              warpgroups       a half tile, its note
+ *                      copies of RoPE dims
+ *   empty[3]           8 warps                 warpgroups, after the values  expand, RoPE     the same
+ *   rope_empty[2]      8 warps                 warpgroups, after the scores  RoPE             RoPE dims on top of 512
+ *   scores_full        1 and 16384 bytes       the peer's helper             owner            scores
+ *   scores_empty       4 warps of the peer     the peer's owner, once it     helper           the peer's scores
+ *                                              has read them
+ *   weights_full       1 and 8704 bytes        the peer's owner              helper           weights, factors
+ *   weights_empty      4 warps of the peer     the peer's helper, once it    owner            the peer's weights
+ *                                              has read them
+ *   places_full[2]     1                       finder                        gather, RoPE     places[], notes[]
+ *   places_empty[2]    3 warps                 gather, RoPE                  finder           the same
+ *   raw_full[]         33 and the bytes        gather: 32 copies of scales,  expand           a group of raw rows
+ *                                              1 for codes and note
+ *   raw_empty[]        2 units                 expand, once the rows are in  gather           the same
+ *                                              registers
+ *   piece_full[2]      1                       finder                        everybody        pieces[]
+ *   piece_free[2]      15 warps                everybody else                finder           the same
  *   named 3 + w        128                     warpgroup w                   itself           Q of the warpgroup
  *
- * ORDER of a warpgroup, tile t of a piece:
- *   scores of t on the block's dims        waits full[t]
- *   += weights of t - 1 * values of t - 1  weights from registers, behind the scores
- *   send the partial scores                waits for the scores and exchange_empty; while the product with t - 1 runs
- *   release t - 1
- *   add the peer's partial scores          waits exchange_full
- *   weights of t                           moves the output to new references, seldom
- * The product with the last tile follows at the end. The first one overwrites the output; before it, in tile 0, a
- * product with whatever lies there is issued and lost, since products must not be conditional.
+ * ORDER, tile t of a piece:
+ *   owner                                            helper
+ *     scores of t on the block's dims  full[t]         takes weights of t          weights_full
+ *     += weights of t - 1 * values of t - 1            moves the output to new references, seldom
+ *     adds the fellow's scores of t    scores_full     += weights of t * values of t
+ *     maxima, references                               frees t
+ *     frees t - 1                                      scores of t + 2             full[t + 2]
+ *     weights of t; sends them         weights_empty   sends them                  scores_empty
+ *     moves the output to new references, seldom
+ * So the helper is two tiles ahead with scores, and neither waits for what the other has just begun. At the end of a
+ * piece the owner sends what rows are multiplied by in place of factors. The owner's first product with values is
+ * overwritten by the second: products must not be conditional. Q of the next piece is fetched as soon as the last
+ * scores are there.
  */
 #ifndef FLASHMLA_CUDA_SM90A_PAIR_CUH
 #define FLASHMLA_CUDA_SM90A_PAIR_CUH
@@ -59,9 +68,20 @@
 /* What a thread of a warpgroup keeps. Registers are full while tiles are multiplied: what is needed only before and
  * after is read anew there (ptx_thread, ptx_cluster_rank), and the compiler must not know that it is the same. */
 typedef struct pair_view {
-    uint32_t at; /* of the thread's scores in an exchange */
+    uint32_t at; /* of the thread's part in a message */
     int group;   /* warpgroup */
 } pair_view;
+
+/* The helper frees a tile before it begins the next product, not while that runs: expanding the next tile takes its
+ * time, and there are only three. */
+#ifndef PAIR_FREES_FIRST
+#define PAIR_FREES_FIRST 1
+#endif
+
+/* 1: readers of a tile order RoPE dims, which come by cp.async, before their products; the relay does without. */
+#ifndef PAIR_READER_FENCE
+#define PAIR_READER_FENCE 0
+#endif
 
 #define BARRIER_PAIR 3 /* + warpgroup: its 128 threads; a named barrier */
 
@@ -117,41 +137,88 @@ static __device__ __forceinline__ void pair_values(float o[128], const uint32_t 
     ptx_wgmma_commit();
 }
 
-/* ---- the exchange: a thread's scores lie in eight pieces of 16 bytes, 2048 bytes apart -----------------------------
+/* ---- the exchange: what a thread sends lies in pieces of 16 bytes, 2048 bytes apart ---------------------------------
  */
 
+/* The helper's part of the scores of tile `turn`. */
 template <int BLOCKS>
 static __device__ __forceinline__ void send_scores(const float s[32], const pair_view &v, uint32_t turn)
 {
     uint32_t peer = to_peer();
-    ptx_mbarrier_wait(PAIR_AT(exchange_empty) + v.group * 8, (turn & 1) ^ 1);
+    ptx_mbarrier_wait(PAIR_AT(scores_empty), (turn & 1) ^ 1);
 #pragma unroll
     for (int j = 0; j < 8; j++) {
-        ptx_store_remote_128(PAIR_AT(exchange) + peer + v.at + j * 2048, s + 4 * j,
-                             PAIR_AT(exchange_full) + peer + v.group * 8);
+        ptx_store_remote_128(PAIR_AT(scores) + peer + v.at + j * 2048, s + 4 * j, PAIR_AT(scores_full) + peer);
     }
 }
 
+/* A message has arrived in full: the barrier gets ready for the next one. Before this warp lets the peer send it. */
+static __device__ __forceinline__ void await_message(uint32_t full, uint32_t number, uint32_t bytes)
+{
+    ptx_mbarrier_wait(full, number & 1);
+    if (threadIdx.x % 128 == 0) {
+        ptx_mbarrier_arrive_expect(full, bytes);
+    }
+}
+
+/* The warp has read a message. */
+static __device__ __forceinline__ void release_message(uint32_t empty)
+{
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+        ptx_mbarrier_arrive_remote(empty + to_peer());
+    }
+}
+
+/* The owner adds the peer's part. */
 template <int BLOCKS> static __device__ __forceinline__ void add_scores(float s[32], const pair_view &v, uint32_t turn)
 {
-    uint32_t full = PAIR_AT(exchange_full) + v.group * 8;
-    ptx_mbarrier_wait(full, turn & 1);
-    if (threadIdx.x % 128 == 0) { /* before this warp lets the peer send again */
-        ptx_mbarrier_arrive_expect(full, EXCHANGE_BYTES);
-    }
+    await_message(PAIR_AT(scores_full), turn, SCORE_BYTES);
 #pragma unroll
     for (int j = 0; j < 8; j++) {
         uint32_t x[4];
-        ptx_load_shared_128(x, PAIR_AT(exchange) + v.at + j * 2048);
+        ptx_load_shared_128(x, PAIR_AT(scores) + v.at + j * 2048);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             s[4 * j + i] += __uint_as_float(x[i]);
         }
     }
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) {
-        ptx_mbarrier_arrive_remote(PAIR_AT(exchange_empty) + to_peer() + v.group * 8);
+    release_message(PAIR_AT(scores_empty));
+}
+
+/* Weights of a tile, and what the output so far must be multiplied by before. Factors: four lanes share two rows. */
+template <int BLOCKS>
+static __device__ __forceinline__ void send_weights(const uint32_t a[16], const float factor[2], const pair_view &v,
+                                                    uint32_t message)
+{
+    uint32_t peer = to_peer();
+    ptx_mbarrier_wait(PAIR_AT(weights_empty), (message & 1) ^ 1);
+    const float both[4] = {factor[0], factor[1], 0.0f, 0.0f};
+    if (threadIdx.x % 4 == 0) {
+        ptx_store_remote_128(PAIR_AT(weights) + peer + 8192 + v.at / 4, both, PAIR_AT(weights_full) + peer);
     }
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        const float x[4] = {__uint_as_float(a[4 * j]), __uint_as_float(a[4 * j + 1]), __uint_as_float(a[4 * j + 2]),
+                            __uint_as_float(a[4 * j + 3])};
+        ptx_store_remote_128(PAIR_AT(weights) + peer + v.at + j * 2048, x, PAIR_AT(weights_full) + peer);
+    }
+}
+
+template <int BLOCKS>
+static __device__ __forceinline__ void take_weights(uint32_t a[16], float factor[2], const pair_view &v,
+                                                    uint32_t message)
+{
+    uint32_t both[4];
+    await_message(PAIR_AT(weights_full), message, WEIGHT_BYTES);
+    ptx_load_shared_128(both, PAIR_AT(weights) + 8192 + (v.at / 4 & ~15u));
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        ptx_load_shared_128(a + 4 * j, PAIR_AT(weights) + v.at + j * 2048);
+    }
+    factor[0] = __uint_as_float(both[0]);
+    factor[1] = __uint_as_float(both[1]);
+    release_message(PAIR_AT(weights_empty));
 }
 
 /* ---- a warpgroup ------------------------------------------------------------------------------------------------- */
@@ -163,71 +230,46 @@ static __device__ __forceinline__ void arrive_warp(uint32_t barrier)
     }
 }
 
-/* One piece; `there`: it has tiles; *tiles: so far, in all pieces. Leaves sums, references and the output unnormalised.
- */
-template <int BLOCKS>
-static __device__ __forceinline__ void pair_attend(float o[128], softmax_rows &rows, const pair_view &v,
-                                                   pair_plan<BLOCKS> *m, uint32_t *tiles, bool there)
+static __device__ __forceinline__ void multiply_output(float o[128], const float factor[2])
 {
-    const uint32_t mask[2] = {0xFFFFFFFFu, 0xFFFFFFFFu};
-    float s[32], factor[2];
-    uint32_t a[16] = {0};
-    int t = 0; /* in the piece */
-#pragma unroll 1
-    while (there) {
-        uint32_t turn = *tiles, slot = ring_at<STAGES>(turn).at, before = ring_at<STAGES>(turn + STAGES - 1).at;
-        ptx_mbarrier_wait(PAIR_AT(full) + slot * 8, ring_at<STAGES>(turn).use);
-        ptx_fence_async_proxy();
-        pair_scores<BLOCKS>(s, v, slot, turn);
-        pair_values<BLOCKS>(o, a, v, before, t > 1);
-        ptx_wgmma_wait<1>();
-        ptx_wgmma_hold<32>(s);
-        if (BLOCKS == 9) {
-            arrive_warp(PAIR_AT(rope_empty) + (turn & 1) * 8);
-        }
-        send_scores<BLOCKS>(s, v, turn);
-        ptx_wgmma_wait<0>();
-        ptx_wgmma_hold<128>(o);
-        if (t > 0) {
-            arrive_warp(PAIR_AT(empty) + before * 8);
-        }
-        add_scores<BLOCKS>(s, v, turn);
-        uint32_t note = *(const volatile uint32_t *)&m->stage_notes[slot];
-        int32_t count = note & NOTE_COUNT;
-        there = (note & NOTE_MORE) != 0;
-        const int32_t limit[2] = {count, count};
-        scale_scores(s, rows.scale, mask, limit);
-        if (weigh(s, rows, factor)) {
 #pragma unroll
-            for (int i = 0; i < 128; i++) {
-                o[i] *= factor[i / 2 % 2];
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < 16; i++) {
-            a[i] = ptx_pack_bf16(s[2 * i], s[2 * i + 1]);
-        }
-        *tiles = turn + 1;
-        t++;
-    }
-    if (t > 0) {
-        uint32_t slot = ring_at<STAGES>(*tiles + STAGES - 1).at;
-        pair_values<BLOCKS>(o, a, v, slot, t > 1);
-        ptx_wgmma_wait<0>();
-        ptx_wgmma_hold<128>(o);
-        arrive_warp(PAIR_AT(empty) + slot * 8);
+    for (int i = 0; i < 128; i++) {
+        o[i] *= factor[i / 2 % 2];
     }
 }
 
+/* Waits for tile `turn` to be there; returns its slot. */
+template <int BLOCKS> static __device__ __forceinline__ uint32_t await_tile(uint32_t turn)
+{
+    ring_place place = ring_at<STAGES>(turn);
+    ptx_mbarrier_wait(PAIR_AT(full) + place.at * 8, place.use);
+    if (PAIR_READER_FENCE) {
+        ptx_fence_async_proxy();
+    }
+    return place.at;
+}
+
+template <int BLOCKS> static __device__ __forceinline__ uint32_t tile_note(const pair_plan<BLOCKS> *m, uint32_t slot)
+{
+    return *(const volatile uint32_t *)&m->stage_notes[slot];
+}
+
+/* Where a warpgroup is. */
+typedef struct pair_turns {
+    uint32_t piece;
+    uint32_t tile, message; /* the next ones, counted over all pieces */
+} pair_turns;
+
 /* The warpgroup's 64 rows of Q, the block's dims, set out. Rows beyond the last are zeros. */
 template <int BLOCKS>
-static __device__ __forceinline__ void pair_start_query(const fmlac_mqa &p, const fmlac_work &w, int group)
+static __device__ __forceinline__ void copy_query(const fmlac_mqa &p, const fmlac_work &w, int group)
 {
     int thread = (int)ptx_thread() % 128, chunk = thread % 8;
     uint32_t rank = ptx_cluster_rank();
     uint32_t to = PAIR_AT(q) + group * HALF_BLOCKS * BLOCK_BYTES, to_rope = PAIR_AT(q_rope);
+    int at = thread / 8;
 #pragma unroll 1
-    for (int at = thread / 8; at < 64; at += 16) {
+    for (; at < 64; at += 16) {
         int row = group * 64 + at;
         bool there = row < w.rows;
         int64_t token;
@@ -246,36 +288,173 @@ static __device__ __forceinline__ void pair_start_query(const fmlac_mqa &p, cons
     ptx_copy_async_commit();
 }
 
-/* Q of a piece is there; it may have set out early. */
-template <int BLOCKS> static __device__ __forceinline__ void pair_query(const fmlac_mqa &p, const piece &c, int group)
+/* Q for piece number i, set out once the warpgroup's scores of the piece before are done in all warps; that of the
+ * first may have set out early. */
+template <int BLOCKS>
+static __device__ __forceinline__ void fetch_query(const fmlac_mqa &p, const pair_plan<BLOCKS> *m, uint32_t i,
+                                                   int group)
 {
-    if (!__shfl_sync(0xFFFFFFFFu, c.early, 0)) {
+    ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[i & 1]), use_parity(i));
+    const piece &c = m->pieces[i & 1];
+    ptx_barrier_sync(BARRIER_PAIR + group, 128);
+    if (c.there && !c.early) {
         ptx_copy_async_wait<0>(); /* a wrong guess */
-        ptx_barrier_sync(BARRIER_PAIR + group, 128); /* the last piece's scores are done in all warps */
-        pair_start_query<BLOCKS>(p, c.work, group);
+        copy_query<BLOCKS>(p, c.work, group);
     }
+}
+
+static __device__ __forceinline__ void await_query(int group)
+{
     ptx_copy_async_wait<0>();
     ptx_fence_async_proxy();
     ptx_barrier_sync(BARRIER_PAIR + group, 128);
 }
 
+/* The owner's piece, but for the values of the last tile; `there`: it has tiles. Leaves sums, references and the output
+ * unnormalised; returns the number of tiles. */
+template <int BLOCKS>
+static __device__ __forceinline__ int pair_own(float o[128], float s[32], uint32_t a[16], softmax_rows &rows,
+                                               const pair_view &v, const pair_plan<BLOCKS> *m, pair_turns *turns,
+                                               bool there)
+{
+    row_bases bases;
+    int t = 0; /* in the piece */
+#pragma unroll 1
+    while (there) {
+        uint32_t turn = turns->tile, before = ring_at<STAGES>(turn + STAGES - 1).at, slot = await_tile<BLOCKS>(turn);
+        pair_scores<BLOCKS>(s, v, slot, turn);
+        pair_values<BLOCKS>(o, a, v, before, t > 1);
+        ptx_wgmma_wait<1>();
+        ptx_wgmma_hold<32>(s);
+        if (BLOCKS == 9) {
+            arrive_warp(PAIR_AT(rope_empty) + (turn & 1) * 8);
+        }
+        uint32_t note = tile_note(m, slot);
+        add_scores<BLOCKS>(s, v, turn);
+        there = (note & NOTE_MORE) != 0;
+        find_bases(s, rows, note & NOTE_COUNT, &bases);
+        ptx_wgmma_wait<0>();
+        ptx_wgmma_hold<128>(o);
+        if (t > 0) {
+            arrive_warp(PAIR_AT(empty) + before * 8);
+        }
+        weigh_from(s, rows, &bases, a);
+        send_weights<BLOCKS>(a, bases.factor, v, turns->message);
+        if (bases.moves) {
+            multiply_output(o, bases.factor);
+        }
+        turns->message++;
+        turns->tile = turn + 1;
+        t++;
+    }
+    return t;
+}
+
+/* The owner's last values. */
+template <int BLOCKS>
+static __device__ __forceinline__ void pair_own_last(float o[128], const uint32_t a[16], const pair_view &v,
+                                                     uint32_t last, int accumulate)
+{
+    uint32_t slot = ring_at<STAGES>(last).at;
+    pair_values<BLOCKS>(o, a, v, slot, accumulate);
+    ptx_wgmma_wait<0>();
+    ptx_wgmma_hold<128>(o);
+    arrive_warp(PAIR_AT(empty) + slot * 8);
+}
+
+/* The helper has taken the scores of tile `turn`. Returns whether another one follows. */
+template <int BLOCKS>
+static __device__ __forceinline__ bool help_scores(float s[32], const pair_view &v, const pair_plan<BLOCKS> *m,
+                                                   uint32_t slot, uint32_t turn)
+{
+    ptx_wgmma_wait<0>();
+    ptx_wgmma_hold<32>(s);
+    if (BLOCKS == 9) {
+        arrive_warp(PAIR_AT(rope_empty) + (turn & 1) * 8);
+    }
+    uint32_t note = tile_note(m, slot);
+    send_scores<BLOCKS>(s, v, turn);
+    return (note & NOTE_MORE) != 0;
+}
+
+/* The helper takes the next weights, and multiplies the output if it must. */
+template <int BLOCKS>
+static __device__ __forceinline__ void help_weights(float o[128], uint32_t a[16], const pair_view &v, pair_turns *turns)
+{
+    float factor[2];
+    take_weights<BLOCKS>(a, factor, v, turns->message++);
+    if (__any_sync(0xFFFFFFFFu, factor[0] != 1.0f || factor[1] != 1.0f)) {
+        multiply_output(o, factor);
+    }
+}
+
+/* The helper's piece: its scores are two tiles ahead of its values. */
+template <int BLOCKS>
+static __device__ __forceinline__ void pair_help(const fmlac_mqa &p, float o[128], float s[32], uint32_t a[16],
+                                                 const pair_view &v, const pair_plan<BLOCKS> *m, pair_turns *turns,
+                                                 bool there)
+{
+    uint32_t turn = turns->tile; /* of scores; turns->tile: of values */
+    int t = 0;                   /* of values, in the piece */
+#pragma unroll 1
+    while (there && turn < turns->tile + 2) {
+        uint32_t slot = await_tile<BLOCKS>(turn);
+        pair_scores<BLOCKS>(s, v, slot, turn);
+        there = help_scores(s, v, m, slot, turn);
+        turn++;
+    }
+#pragma unroll 1
+    while (there) {
+        uint32_t old = ring_at<STAGES>(turns->tile).at;
+        help_weights<BLOCKS>(o, a, v, turns);
+        pair_values<BLOCKS>(o, a, v, old, t > 0);
+        if (PAIR_FREES_FIRST) {
+            ptx_wgmma_wait<0>();
+            ptx_wgmma_hold<128>(o);
+            arrive_warp(PAIR_AT(empty) + old * 8);
+        }
+        uint32_t slot = await_tile<BLOCKS>(turn);
+        pair_scores<BLOCKS>(s, v, slot, turn);
+        if (!PAIR_FREES_FIRST) {
+            ptx_wgmma_wait<1>();
+            ptx_wgmma_hold<128>(o);
+            arrive_warp(PAIR_AT(empty) + old * 8);
+        }
+        there = help_scores(s, v, m, slot, turn);
+        turns->tile++;
+        turn++;
+        t++;
+    }
+    fetch_query<BLOCKS>(p, m, turns->piece + 1, v.group);
+#pragma unroll 1
+    for (; turns->tile != turn; turns->tile++) {
+        uint32_t slot = ring_at<STAGES>(turns->tile).at;
+        help_weights<BLOCKS>(o, a, v, turns);
+        pair_values<BLOCKS>(o, a, v, slot, t > 0);
+        ptx_wgmma_wait<0>();
+        ptx_wgmma_hold<128>(o);
+        arrive_warp(PAIR_AT(empty) + slot * 8);
+        t++;
+    }
+}
+
 /* Everything that a warpgroup does. */
 template <int BLOCKS>
-static __device__ __forceinline__ void pair_consume(const fmlac_mqa &p, pair_plan<BLOCKS> *m, const pair_view &v)
+static __device__ __forceinline__ void pair_consume(const fmlac_mqa &p, const pair_plan<BLOCKS> *m, const pair_view &v,
+                                                    bool owner)
 {
-    uint32_t tiles = 0;
+    pair_turns turns = {0, 0, 0};
+    fetch_query<BLOCKS>(p, m, 0, v.group);
 #pragma unroll 1
-    for (uint32_t i = 0;; i++) {
-        ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[i & 1]), use_parity(i));
-        const piece &c = m->pieces[i & 1];
+    for (;; turns.piece++) {
+        const piece &c = m->pieces[turns.piece & 1];
         if (!c.there) {
             ptx_copy_async_wait<0>();
             return;
         }
-        pair_query<BLOCKS>(p, c, v.group);
-        float o[128], factor[2];
-        softmax_rows rows = {
-            p.scale * LOG2_E, {-FMLAC_INFINITY, -FMLAC_INFINITY}, {-FMLAC_INFINITY, -FMLAC_INFINITY}, {0, 0}};
+        await_query(v.group);
+        float o[128], s[32], factor[2];
+        uint32_t a[16] = {0};
         bool there = c.begin < c.end;
         if (!there) {
 #pragma unroll
@@ -283,20 +462,29 @@ static __device__ __forceinline__ void pair_consume(const fmlac_mqa &p, pair_pla
                 o[j] = 0.0f;
             }
         }
-        pair_attend<BLOCKS>(o, rows, v, m, &tiles, there);
         int thread = (int)ptx_thread(), row = thread / 32 * 16 + thread % 32 / 4;
-        uint32_t rank = ptx_cluster_rank();
-        join_sums(rows);
-        for (int h = 0; h < 2; h++) {
-            factor[h] = finish_row(p, c, PAIR_ROWS, row + 8 * h, rows.reference[h], rows.max[h], rows.sum[h],
-                                   rank == 0 && thread % 4 == 0);
+        if (owner) {
+            softmax_rows rows = {
+                p.scale * LOG2_E, {-FMLAC_INFINITY, -FMLAC_INFINITY}, {-FMLAC_INFINITY, -FMLAC_INFINITY}, {0, 0}};
+            int t = pair_own<BLOCKS>(o, s, a, rows, v, m, &turns, there);
+            join_sums(rows);
+            for (int h = 0; h < 2; h++) {
+                factor[h] = finish_row(p, c, PAIR_ROWS, row + 8 * h, rows.reference[h], rows.max[h], rows.sum[h],
+                                       thread % 4 == 0);
+            }
+            send_weights<BLOCKS>(a, factor, v, turns.message);
+            fetch_query<BLOCKS>(p, m, turns.piece + 1, v.group);
+            if (there) {
+                pair_own_last<BLOCKS>(o, a, v, turns.tile - 1, t > 1);
+            }
+        } else {
+            pair_help<BLOCKS>(p, o, s, a, v, m, &turns, there);
+            take_weights<BLOCKS>(a, factor, v, turns.message);
         }
-        if (c.place >= 0) {
-            ptx_barrier_sync(BARRIER_PAIR + v.group, 128); /* Q's place is free */
-        }
-        store_output(p, c, PAIR_ROWS, row, o, factor, rank * PAIR_DIMS, PAIR_AT(q));
+        turns.message++;
+        store_output(p, c, PAIR_ROWS, row, o, factor, ptx_cluster_rank() * PAIR_DIMS, NO_STAGE);
         __syncwarp();
-        arrive_warp(ptx_shared_address(&m->piece_free[i & 1]));
+        arrive_warp(ptx_shared_address(&m->piece_free[turns.piece & 1]));
     }
 }
 
@@ -306,25 +494,28 @@ template <int BLOCKS>
 static __device__ __forceinline__ void pair_barriers(const fmlac_mqa &p, pair_plan<BLOCKS> *m, uint32_t rank)
 {
     typedef raw_ring<BLOCKS> ring;
-    uint32_t copies = rope_chunks<BLOCKS>(p, rank) > 0 ? TILE_GROUPS * 32 : 0;
+    uint32_t copies = rope_chunks<BLOCKS>(p, rank) > 0 ? 32 : 0;
     for (int i = 0; i < STAGES; i++) {
-        ptx_mbarrier_init(ptx_shared_address(&m->full[i]), TILE_GROUPS + copies);
+        ptx_mbarrier_init(ptx_shared_address(&m->full[i]), TILE_UNITS + copies);
         ptx_mbarrier_init(ptx_shared_address(&m->empty[i]), MMA_WARPS);
     }
     for (int i = 0; i < ring::GROUPS; i++) {
         ptx_mbarrier_init(ptx_shared_address(&m->raw_full[i]), 33);
-        ptx_mbarrier_init(ptx_shared_address(&m->raw_empty[i]), 1);
+        ptx_mbarrier_init(ptx_shared_address(&m->raw_empty[i]), GROUP_UNITS);
     }
     for (int i = 0; i < 2; i++) {
         ptx_mbarrier_init(ptx_shared_address(&m->rope_empty[i]), MMA_WARPS);
-        ptx_mbarrier_init(ptx_shared_address(&m->exchange_full[i]), 1);
-        ptx_mbarrier_init(ptx_shared_address(&m->exchange_empty[i]), 4);
         ptx_mbarrier_init(ptx_shared_address(&m->places_full[i]), 1);
-        ptx_mbarrier_init(ptx_shared_address(&m->places_empty[i]), GATHER_WARPS);
+        ptx_mbarrier_init(ptx_shared_address(&m->places_empty[i]), GATHER_WARPS + 1);
         ptx_mbarrier_init(ptx_shared_address(&m->piece_full[i]), 1);
-        ptx_mbarrier_init(ptx_shared_address(&m->piece_free[i]), MMA_WARPS + GATHER_WARPS + EXPAND_WARPS + 1);
-        ptx_mbarrier_arrive_expect(ptx_shared_address(&m->exchange_full[i]), EXCHANGE_BYTES);
+        ptx_mbarrier_init(ptx_shared_address(&m->piece_free[i]), MMA_WARPS + LOAD_WARPS);
     }
+    ptx_mbarrier_init(ptx_shared_address(&m->scores_full), 1);
+    ptx_mbarrier_init(ptx_shared_address(&m->weights_full), 1);
+    ptx_mbarrier_init(ptx_shared_address(&m->scores_empty), 4);
+    ptx_mbarrier_init(ptx_shared_address(&m->weights_empty), 4);
+    ptx_mbarrier_arrive_expect(ptx_shared_address(&m->scores_full), SCORE_BYTES);
+    ptx_mbarrier_arrive_expect(ptx_shared_address(&m->weights_full), WEIGHT_BYTES);
     ptx_mbarrier_init_fence();
 }
 
@@ -344,7 +535,7 @@ static __device__ __forceinline__ void pair_prologue(const fmlac_mqa &p, pair_pl
         prefetch_list(p, w, begin, (int)threadIdx.x % 32);
     }
     if (guessed && warp < MMA_WARPS) {
-        pair_start_query<BLOCKS>(p, w, warp / 4);
+        copy_query<BLOCKS>(p, w, warp / 4);
     }
     walk_costs(p, &m->walk, (int)threadIdx.x, 512);
 }
@@ -362,18 +553,19 @@ template <int BLOCKS> static __device__ __forceinline__ void pair(const fmlac_mq
     int warp = __shfl_sync(0xFFFFFFFFu, (int)(threadIdx.x / 32), 0) - MMA_WARPS;
     if (group < 2) {
         ptx_registers_take<208>();
-        pair_view v = {group * EXCHANGE_BYTES + threadIdx.x % 128 * 16, group};
-        pair_consume<BLOCKS>(p, m, v);
+        pair_view v = {threadIdx.x % 128 * 16, group};
+        pair_consume<BLOCKS>(p, m, v, (uint32_t)group == rank);
     } else {
         ptx_registers_give<48>();
-        if (warp < GATHER_WARPS) {
-            gather<BLOCKS>(p, m, warp, rank);
-        } else if (warp < GATHER_WARPS + EXPAND_WARPS) {
-            expand<BLOCKS>(p, m, warp - GATHER_WARPS, rank);
-        } else if (warp == GATHER_WARPS + EXPAND_WARPS) {
-            find_tokens(p, m);
+        bool rope = rope_chunks<BLOCKS>(p, rank) > 0;
+        if (warp < GATHER_WARPS || (warp == GATHER_WARPS && !rope)) {
+            gather<BLOCKS>(p, m, warp, GATHER_WARPS + !rope, rank);
+        } else if (warp == GATHER_WARPS) {
+            gather_rope<BLOCKS>(p, m, rank);
+        } else if (warp < LOAD_WARPS) {
+            expand<BLOCKS>(p, m, warp - GATHER_WARPS - 1, rank);
         } else {
-            scout(p, m);
+            find_tokens(p, m);
         }
     }
     ptx_cluster_sync(); /* the peer may still write here */

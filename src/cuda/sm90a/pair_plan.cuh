@@ -8,15 +8,20 @@
 
 #include "plan.cuh"
 
-#define PAIR_ROWS      FMLAC_PAIR_ROWS /* rows of queries of a pair */
-#define PAIR_DIMS      256             /* of a token, without RoPE dims that come on top: a block's half */
-#define HALF_BLOCKS    (PAIR_DIMS / 64)
-#define STAGES         3
-#define GATHER_WARPS   3
-#define EXPAND_WARPS   3
-#define GROUP_ROWS     16 /* raw rows that are fetched, and expanded, at a time */
-#define TILE_GROUPS    (TOKENS / GROUP_ROWS)
-#define EXCHANGE_BYTES (64 * TOKENS * 4) /* partial scores of a warpgroup */
+#define PAIR_ROWS    FMLAC_PAIR_ROWS /* rows of queries of a pair */
+#define PAIR_DIMS    256             /* of a token, without RoPE dims that come on top: a block's half */
+#define HALF_BLOCKS  (PAIR_DIMS / 64)
+#define STAGES       3
+#define GATHER_WARPS 2 /* and a third one where it has no RoPE dims to copy */
+#define EXPAND_WARPS 4
+#define LOAD_WARPS   (GATHER_WARPS + 1 + EXPAND_WARPS)
+#define GROUP_ROWS   16 /* raw rows that are fetched at a time */
+#define TILE_GROUPS  (TOKENS / GROUP_ROWS)
+#define UNIT_ROWS    8 /* that are expanded at a time */
+#define TILE_UNITS   (TOKENS / UNIT_ROWS)
+#define GROUP_UNITS  (GROUP_ROWS / UNIT_ROWS)
+#define SCORE_BYTES  (64 * TOKENS * 4)               /* a tile's partial scores of 64 rows */
+#define WEIGHT_BYTES (64 * TOKENS * 2 + 64 / 2 * 16) /* its weights, and 16 bytes for two rows' factors */
 
 /* Raw rows lie in twos: row, scales of both, row. The distance of the rows is 64 modulo 128, so that a warp's loads
  * meet no bank twice. */
@@ -24,16 +29,17 @@
 #define RAW_SCALES 256
 #define RAW_TWO    576
 
-/* Groups in the ring. A place of the ring belongs to one gather warp and one expanding warp: so each of them meets all
- * phases of its barriers, one after another. */
+/* Groups in the ring. A place of the ring belongs to one gather warp, and each of its units to one expanding warp: so
+ * each of them meets all phases of its barriers, one after another. */
 template <int BLOCKS> struct raw_ring {
-    enum { GROUPS = BLOCKS == 9 ? 3 : 6 };
+    enum { GROUPS = BLOCKS == 9 ? 4 : 6 };
 };
 
-static_assert(raw_ring<8>::GROUPS % GATHER_WARPS == 0 && raw_ring<8>::GROUPS % EXPAND_WARPS == 0 &&
-                  raw_ring<9>::GROUPS % GATHER_WARPS == 0 && raw_ring<9>::GROUPS % EXPAND_WARPS == 0 &&
-                  TILE_GROUPS >= GATHER_WARPS && TILE_GROUPS >= EXPAND_WARPS,
-              "places belong to warps, and every warp has a group of every tile");
+static_assert(raw_ring<8>::GROUPS % GATHER_WARPS == 0 && raw_ring<8>::GROUPS % (GATHER_WARPS + 1) == 0 &&
+                  raw_ring<9>::GROUPS % GATHER_WARPS == 0 && raw_ring<8>::GROUPS * GROUP_UNITS % EXPAND_WARPS == 0 &&
+                  raw_ring<9>::GROUPS * GROUP_UNITS % EXPAND_WARPS == 0 && TILE_GROUPS > GATHER_WARPS &&
+                  TILE_UNITS >= EXPAND_WARPS,
+              "places belong to warps, and every warp has a part of every tile");
 
 /* Of a tile: attended tokens; another tile of the piece follows; it is of the extra pool. */
 #define NOTE_COUNT 127u
@@ -46,7 +52,8 @@ template <int BLOCKS> struct pair_plan {
     unsigned char k[STAGES][HALF_BLOCKS][BLOCK_BYTES];
     /* RoPE dims on top, 32 of them, so two tiles share a block, left and right: Q of the warpgroups; two tiles. */
     unsigned char q_rope[BLOCKS == 9 ? BLOCK_BYTES : 16], k_rope[BLOCKS == 9 ? BLOCK_BYTES : 16];
-    unsigned char exchange[2][EXCHANGE_BYTES];
+    unsigned char scores[SCORE_BYTES];   /* by the peer's helper, of the rows that this block owns */
+    unsigned char weights[WEIGHT_BYTES]; /* by the peer's owner, of the rows that it owns */
     unsigned char raw[ring::GROUPS][GROUP_ROWS / 2 * RAW_TWO];
     token_place places[2][TOKENS];    /* of two tiles */
     uint32_t notes[2];                /* of the same tiles */
@@ -54,7 +61,7 @@ template <int BLOCKS> struct pair_plan {
     uint32_t stage_notes[STAGES];
     uint64_t full[STAGES], empty[STAGES];
     uint64_t rope_empty[2];
-    uint64_t exchange_full[2], exchange_empty[2];
+    uint64_t scores_full, scores_empty, weights_full, weights_empty;
     uint64_t places_full[2], places_empty[2];
     uint64_t raw_full[ring::GROUPS], raw_empty[ring::GROUPS];
     uint64_t piece_full[2], piece_free[2];

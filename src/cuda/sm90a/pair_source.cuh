@@ -41,52 +41,91 @@ template <int BLOCKS> static __device__ __forceinline__ uint32_t rope_chunks(con
     return BLOCKS == 9 ? 4 : p.main.pool.rope_dims > 0 && rank == 1 ? 8 : 0;
 }
 
-/* Copies the RoPE dims of a group, whose rows the lanes name, into tile number `tile`. */
-template <int BLOCKS>
-static __device__ __forceinline__ void gather_rope(const fmlac_mqa &p, pair_plan<BLOCKS> *m, const fmlac_pool &pool,
-                                                   const token_place &place, int group, uint32_t tile, uint32_t rank)
+/* RoPE dims of the rows of a tile, whose places are known, to `to`; columns from chunk `first` on. */
+template <int CHUNKS>
+static __device__ __forceinline__ void copy_rope(const fmlac_pool &pool, const token_place *places, uint32_t to,
+                                                 int first, int32_t at)
 {
-    constexpr int CHUNKS = BLOCKS == 9 ? 4 : 8;
-    int lane = threadIdx.x % 32;
-    if (rope_chunks<BLOCKS>(p, rank) == 0) {
+    int lane = threadIdx.x % 32, chunk = lane % CHUNKS, row0 = lane / CHUNKS;
+    if (pool.aligned) {
+#pragma unroll 8
+        for (int row = row0; row < TOKENS; row += 32 / CHUNKS) {
+            const uint8_t *from = places[row].row;
+            ptx_copy_async_16(to + chunk_offset(row, first + chunk), from ? from + at + chunk * 16 : pool.data,
+                              from ? 16 : 0);
+        }
         return;
     }
-    ring_place stage = ring_at<STAGES>(tile);
-    if (BLOCKS == 9) {
-        ptx_mbarrier_wait(ptx_shared_address(&m->rope_empty[tile & 1]), (tile >> 1 & 1) ^ 1);
-    } else {
-        ptx_mbarrier_wait(ptx_shared_address(&m->empty[stage.at]), stage.use ^ 1);
+#pragma unroll 1
+    for (int row = row0; row < TOKENS; row += 32 / CHUNKS) {
+        const uint8_t *from = places[row].row;
+        copy_bytes(to + chunk_offset(row, first + chunk), from ? from + at + chunk * 16 : pool.data, from ? 8 : 0);
     }
-    uint32_t to = ptx_shared_address(BLOCKS == 9 ? m->k_rope : m->k[stage.at][HALF_BLOCKS - 1]);
-#pragma unroll
-    for (int i = lane; i < GROUP_ROWS * CHUNKS; i += 32) {
-        int row = i / CHUNKS, chunk = i % CHUNKS;
-        const uint8_t *from = (const uint8_t *)__shfl_sync(0xFFFFFFFFu, (unsigned long long)place.row, row);
-        uint32_t at = pool.rope_offset + (BLOCKS == 9 ? rank * 64 : 0) + chunk * 16;
-        uint32_t offset = chunk_offset(group * GROUP_ROWS + row, BLOCKS == 9 ? (tile & 1) * 4 + chunk : chunk);
-        if (pool.aligned || !from) {
-            ptx_copy_async_16(to + offset, from ? from + at : pool.data, from ? 16 : 0);
-        } else {
-            copy_bytes(to + offset, from + at, 8);
+}
+
+/* While the tile is not free yet, its RoPE dims come into L2: there is little time for them afterwards. */
+#ifndef PAIR_ROPE_AHEAD
+#define PAIR_ROPE_AHEAD 1
+#endif
+
+/* The warp that copies RoPE dims into the tiles, where the block has some. */
+template <int BLOCKS>
+static __device__ __forceinline__ void gather_rope(const fmlac_mqa &p, pair_plan<BLOCKS> *m, uint32_t rank)
+{
+    int lane = threadIdx.x % 32;
+    uint32_t tile = 0; /* in all pieces */
+#pragma unroll 1
+    for (uint32_t i = 0;; i++) {
+        ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[i & 1]), use_parity(i));
+        const piece &c = m->pieces[i & 1];
+        if (!c.there) {
+            return;
         }
-    }
-    if (p.aligned) {
-        ptx_mbarrier_arrive_copies(ptx_shared_address(&m->full[stage.at]));
-    } else {
-        ptx_copy_async_commit();
-        ptx_copy_async_wait<0>();
-        ptx_mbarrier_arrive(ptx_shared_address(&m->full[stage.at]));
+        bool there = __shfl_sync(0xFFFFFFFFu, c.begin < c.end, 0);
+#pragma unroll 1
+        for (; there; tile++) {
+            ptx_mbarrier_wait(ptx_shared_address(&m->places_full[tile & 1]), use_parity(tile));
+            uint32_t note = __shfl_sync(0xFFFFFFFFu, m->notes[tile & 1], 0);
+            const fmlac_pool &pool = note & NOTE_EXTRA ? p.extra.pool : p.main.pool;
+            const token_place *places = m->places[tile & 1];
+            ring_place stage = ring_at<STAGES>(tile);
+            int32_t at = pool.rope_offset + (BLOCKS == 9 ? rank * 64 : 0);
+            for (int row = lane; PAIR_ROPE_AHEAD && row < (int)(note & NOTE_COUNT); row += 32) {
+                ptx_prefetch_l2(places[row].row + at);
+            }
+            if (BLOCKS == 9) {
+                ptx_mbarrier_wait(ptx_shared_address(&m->rope_empty[tile & 1]), use_parity(tile) ^ 1);
+                copy_rope<4>(pool, places, ptx_shared_address(m->k_rope), (tile & 1) * 4, at);
+            } else {
+                ptx_mbarrier_wait(ptx_shared_address(&m->empty[stage.at]), stage.use ^ 1);
+                copy_rope<8>(pool, places, ptx_shared_address(m->k[stage.at][HALF_BLOCKS - 1]), 0, at);
+            }
+            if (pool.aligned) {
+                ptx_mbarrier_arrive_copies(ptx_shared_address(&m->full[stage.at]));
+            } else {
+                ptx_fence_async_proxy();
+                ptx_mbarrier_arrive(ptx_shared_address(&m->full[stage.at]));
+            }
+            __syncwarp();
+            if (lane == 0) {
+                ptx_mbarrier_arrive(ptx_shared_address(&m->places_empty[tile & 1]));
+            }
+            there = (note & NOTE_MORE) != 0;
+        }
+        __syncwarp();
+        if (lane == 0) {
+            ptx_mbarrier_arrive(ptx_shared_address(&m->piece_free[i & 1]));
+        }
     }
 }
 
 /* Rows of a pool at any address: the warp copies one after another. */
-static __device__ __forceinline__ void gather_bytes(const fmlac_pool &pool, const token_place &place, uint32_t rows,
+static __device__ __forceinline__ void gather_bytes(const fmlac_pool &pool, const token_place &place, int32_t rows,
                                                     uint32_t group, uint32_t rank)
 {
     raw_part part = part_of(pool, rank);
 #pragma unroll 1
-    for (; rows != 0; rows &= rows - 1) {
-        int row = __ffs((int)rows) - 1;
+    for (int row = 0; row < rows; row++) {
         const uint8_t *from = (const uint8_t *)__shfl_sync(0xFFFFFFFFu, (unsigned long long)place.row, row);
         const uint8_t *scales = from + __shfl_sync(0xFFFFFFFFu, place.scales, row) + part.scales_at;
         uint32_t two = group + (row >> 1) * RAW_TWO, at = threadIdx.x % 32;
@@ -101,21 +140,50 @@ static __device__ __forceinline__ void gather_bytes(const fmlac_pool &pool, cons
     __syncwarp();
 }
 
-/* Fetches a group of a tile; the lanes name its rows. */
+/* Codes of a group's attended rows, which come first. Where rows lie is read at addresses that all lanes share: so the
+ * copies' operands are uniform, and a copy takes a few instructions instead of a turn of a loop over the lanes. */
+static __device__ __forceinline__ void gather_codes(const token_place *places, int32_t rows, const raw_part &part,
+                                                    uint32_t group, uint32_t full)
+{
+    if (ptx_elect()) {
+        int r = 0;
+#pragma unroll 1
+        for (; r + 8 <= rows; r += 8) {
+            const uint8_t *from[8];
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                from[i] = places[r + i].row + part.codes_at;
+            }
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                ptx_bulk_load(group + r / 2 * RAW_TWO + i / 2 * RAW_TWO + i % 2 * RAW_SECOND, from[i], part.code_bytes,
+                              full);
+            }
+        }
+#pragma unroll 1
+        for (; r < rows; r++) {
+            ptx_bulk_load(group + r / 2 * RAW_TWO + r % 2 * RAW_SECOND, places[r].row + part.codes_at, part.code_bytes,
+                          full);
+        }
+    }
+    __syncwarp();
+}
+
+/* Fetches a group of a tile, rows `first` and on of those at `places`. */
 template <int BLOCKS>
 static __device__ __forceinline__ void gather_group(const fmlac_pool &pool, pair_plan<BLOCKS> *m,
-                                                    const token_place &place, uint32_t note, ring_place ring,
-                                                    uint32_t rank)
+                                                    const token_place *places, int first, uint32_t note,
+                                                    ring_place ring, uint32_t rank)
 {
     int lane = threadIdx.x % 32;
+    int32_t rows = (int32_t)(note & NOTE_COUNT) - first;
+    rows = rows < 0 ? 0 : rows < GROUP_ROWS ? rows : GROUP_ROWS;
     ptx_mbarrier_wait(ptx_shared_address(&m->raw_empty[ring.at]), ring.use ^ 1);
     raw_part part = part_of(pool, rank);
-    uint32_t there = __ballot_sync(0xFFFFFFFFu, place.row != nullptr);
+    token_place place = places[lane % GROUP_ROWS];
     uint32_t full = ptx_shared_address(&m->raw_full[ring.at]), group = ptx_shared_address(m->raw[ring.at]);
-    uint32_t raw = group + (lane >> 1) * RAW_TWO;
-    bool bulk = place.row && pool.aligned;
-    if (bulk) {
-        uint32_t to = raw + RAW_SCALES + (lane & 1) * 16;
+    if (lane < rows && pool.aligned) {
+        uint32_t to = group + (lane >> 1) * RAW_TWO + RAW_SCALES + (lane & 1) * 16;
         const uint8_t *from = place.row + place.scales + part.scales_at;
         if (part.scale_bytes == 16) {
             ptx_copy_async_16(to, from, 16);
@@ -125,36 +193,27 @@ static __device__ __forceinline__ void gather_group(const fmlac_pool &pool, pair
     }
     ptx_mbarrier_arrive_copies(full);
     if (!pool.aligned) {
-        gather_bytes(pool, place, there, group, rank);
+        gather_bytes(pool, place, rows, group, rank);
     }
     if (lane == 0) {
         m->raw_notes[ring.at] = note;
-        ptx_mbarrier_arrive_expect(full, pool.aligned ? __popc(there) * part.code_bytes : 0);
+        ptx_mbarrier_arrive_expect(full, pool.aligned ? rows * part.code_bytes : 0);
     }
     __syncwarp();
-    if (bulk) {
-        ptx_bulk_load(raw + (lane & 1) * RAW_SECOND, place.row + part.codes_at, part.code_bytes, full);
+    if (pool.aligned) {
+        gather_codes(places, rows, part, group, full);
     }
 }
 
-/* The scout: finds the pieces. */
-template <int BLOCKS> static __device__ __forceinline__ void scout(const fmlac_mqa &p, pair_plan<BLOCKS> *m)
-{
-    walk_begin(p, &m->walk, blockIdx.x / 2, gridDim.x / 2, threadIdx.x % 32);
-    uint32_t i = 0;
-    do {
-        scout_piece(p, m, i);
-    } while (m->pieces[i++ & 1].there);
-}
-
-/* The finder: where the tokens of each tile lie. */
+/* The finder: finds the pieces, and where the tokens of each tile lie. */
 template <int BLOCKS> static __device__ __forceinline__ void find_tokens(const fmlac_mqa &p, pair_plan<BLOCKS> *m)
 {
     int lane = threadIdx.x % 32;
     uint32_t tile = 0; /* in all pieces */
+    walk_begin(p, &m->walk, blockIdx.x / 2, gridDim.x / 2, lane);
 #pragma unroll 1
     for (uint32_t i = 0;; i++) {
-        ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[i & 1]), use_parity(i));
+        scout_piece(p, m, i);
         const piece &c = m->pieces[i & 1];
         if (!c.there) {
             return;
@@ -184,16 +243,13 @@ template <int BLOCKS> static __device__ __forceinline__ void find_tokens(const f
             there = found.more;
             tile++;
         }
-        __syncwarp();
-        if (lane == 0) {
-            ptx_mbarrier_arrive(ptx_shared_address(&m->piece_free[i & 1]));
-        }
     }
 }
 
-/* A gather warp: every GATHER_WARPS-th group, counted over all pieces. */
+/* One of `warps` gather warps: every warps-th group, counted over all pieces. */
 template <int BLOCKS>
-static __device__ __forceinline__ void gather(const fmlac_mqa &p, pair_plan<BLOCKS> *m, int warp, uint32_t rank)
+static __device__ __forceinline__ void gather(const fmlac_mqa &p, pair_plan<BLOCKS> *m, int warp, int warps,
+                                              uint32_t rank)
 {
     int lane = threadIdx.x % 32, group = warp; /* of the tile; beyond the last: of later ones */
     uint32_t tile = 0;                         /* in all pieces */
@@ -211,13 +267,9 @@ static __device__ __forceinline__ void gather(const fmlac_mqa &p, pair_plan<BLOC
             uint32_t note = __shfl_sync(0xFFFFFFFFu, m->notes[tile & 1], 0);
             const fmlac_pool &pool = note & NOTE_EXTRA ? p.extra.pool : p.main.pool;
 #pragma unroll 1
-            for (; group < TILE_GROUPS; group += GATHER_WARPS) {
-                token_place place = {nullptr, 0};
-                if (lane < GROUP_ROWS) {
-                    place = m->places[tile & 1][group * GROUP_ROWS + lane];
-                }
-                gather_group(pool, m, place, note, ring_at<raw_ring<BLOCKS>::GROUPS>(tile * TILE_GROUPS + group), rank);
-                gather_rope(p, m, pool, place, group, tile, rank);
+            for (; group < TILE_GROUPS; group += warps) {
+                gather_group(pool, m, m->places[tile & 1] + group * GROUP_ROWS, group * GROUP_ROWS, note,
+                             ring_at<raw_ring<BLOCKS>::GROUPS>(tile * TILE_GROUPS + group), rank);
             }
             group -= TILE_GROUPS;
             __syncwarp();
@@ -264,15 +316,38 @@ static __device__ __forceinline__ uint32_t load_codes(uint32_t kind, const expan
     return kind & KIND_F32 ? ptx_load_shared_u32(scale) : ptx_load_shared_u8(scale);
 }
 
+/* The warp has read a unit of raw rows. */
+static __device__ __forceinline__ void release_raw(uint32_t empty)
+{
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+        ptx_mbarrier_arrive(empty);
+    }
+}
+
+/* Passes of a unit, of four, whose products are ready before the tile is free; all four would not fit the registers. */
+#ifndef READY_PASSES
+#define READY_PASSES 3
+#endif
+
+/* Where a unit goes. */
+typedef struct expand_to {
+    uint32_t tile, first; /* address; row of the unit's first one */
+    uint32_t empty, use;  /* of the tile: barrier, parity; waited for before the first store */
+    uint32_t raw_empty;   /* barrier of the raw rows */
+} expand_to;
+
 /*
- * Eight attended rows of one pool, four passes of two: nothing but loads, products and stores. Says no, having done
- * nothing, if a code or a scale of any lane needs the product in float.
+ * Eight attended rows of one pool, four passes of two: nothing but loads, products and stores. The raw rows are
+ * released once they are in registers, and products are ready when the tile becomes free: the time from there until it
+ * is full again is what everybody else waits for. Says no, having done nothing, if a code or a scale of any lane needs
+ * the product in float.
  */
 template <int FP4, int F32>
-static __device__ __forceinline__ bool expand_easy(uint32_t kind, const expand_lane &l, uint32_t raw, uint32_t tile,
-                                                   uint32_t first)
+static __device__ __forceinline__ bool expand_easy(uint32_t kind, const expand_lane &l, uint32_t raw,
+                                                   const expand_to &to)
 {
-    uint32_t codes[4][4], factor[4], nan = 0;
+    uint32_t codes[4][4], factor[4], out[4][8], nan = 0;
     bool hard = false;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -305,10 +380,21 @@ static __device__ __forceinline__ bool expand_easy(uint32_t kind, const expand_l
     if (__any_sync(0xFFFFFFFFu, hard)) {
         return false;
     }
-    if (kind != 0) {
+    release_raw(to.raw_empty);
+#pragma unroll
+    for (int i = 0; i < READY_PASSES; i++) {
+        multiply_16_easy(FP4, codes[i], factor[i], out[i]);
+    }
+    ptx_mbarrier_wait(to.empty, to.use);
+    if (kind != 0) { /* two rows further on: 256 bytes, and one bit of the place in the row is another */
+        uint32_t at = to.tile + chunk_offset(to.first + l.token, l.dim / 8);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            expand_16_easy(FP4, codes[i], factor[i], tile + chunk_offset(first + 2 * i + l.token, l.dim / 8));
+            if (i >= READY_PASSES) {
+                multiply_16_easy(FP4, codes[i], factor[i], out[i]);
+            }
+            ptx_store_shared_128((at ^ (i * 32)) + i * 256, out[i]);
+            ptx_store_shared_128((at ^ (i * 32 + 16)) + i * 256, out[i] + 4);
         }
     }
     return true;
@@ -316,52 +402,49 @@ static __device__ __forceinline__ bool expand_easy(uint32_t kind, const expand_l
 
 /* Eight rows with anything in them; those from `count` on are not attended. */
 static __device__ __forceinline__ void expand_any(const fmlac_pool &pool, uint32_t kind, const expand_lane &l,
-                                                  uint32_t raw, uint32_t tile, uint32_t first, uint32_t count)
+                                                  uint32_t raw, const expand_to &to, uint32_t count)
 {
+    ptx_mbarrier_wait(to.empty, to.use);
 #pragma unroll 1
     for (int i = 0; i < 4; i++) {
-        uint32_t token = first + 2 * i + l.token;
-        uint32_t to = tile + chunk_offset(token, l.dim / 8), codes[4] = {0, 0, 0, 0};
+        uint32_t token = to.first + 2 * i + l.token;
+        uint32_t at = to.tile + chunk_offset(token, l.dim / 8), codes[4] = {0, 0, 0, 0};
         if (kind != 0 && token < count) {
             uint32_t bits = load_codes(kind, l, raw + i * RAW_TWO, codes);
-            expand_16(pool, kind, codes, bits, to);
+            expand_16(pool, kind, codes, bits, at);
         } else if (kind != 0) {
-            ptx_store_shared_128(to, codes);
-            ptx_store_shared_128(to ^ 16, codes);
+            ptx_store_shared_128(at, codes);
+            ptx_store_shared_128(at ^ 16, codes);
         }
     }
+    release_raw(to.raw_empty);
 }
 
-/* A group of a tile at `tile`; `common`: of the pool's kind what is the same in all lanes; `kind`: the lane's. */
-static __device__ __forceinline__ void expand_group(const fmlac_pool &pool, const expand_lane &l, uint32_t common,
-                                                    uint32_t kind, uint32_t raw, uint32_t tile, uint32_t first,
-                                                    uint32_t count)
+/* A unit; `common`: of the pool's kind what is the same in all lanes; `kind`: the lane's. */
+static __device__ __forceinline__ void expand_unit(const fmlac_pool &pool, const expand_lane &l, uint32_t common,
+                                                   uint32_t kind, uint32_t raw, const expand_to &to, uint32_t count)
 {
-#pragma unroll 1
-    for (int row = 0; row < GROUP_ROWS; row += 8) {
-        uint32_t from = raw + row / 2 * RAW_TWO;
-        bool done = false;
-        if (first + row + 8 <= count) {
-            if (common == (KIND_E8M0 | KIND_USED)) {
-                done = expand_easy<0, 0>(kind, l, from, tile, first + row);
-            } else if (common == (KIND_F32 | KIND_USED)) {
-                done = expand_easy<0, 1>(kind, l, from, tile, first + row);
-            } else if (common == (KIND_FP4 | KIND_E4M3 | KIND_USED)) {
-                done = expand_easy<1, 0>(kind, l, from, tile, first + row);
-            }
+    bool done = false;
+    if (to.first + UNIT_ROWS <= count) {
+        if (common == (KIND_E8M0 | KIND_USED)) {
+            done = expand_easy<0, 0>(kind, l, raw, to);
+        } else if (common == (KIND_F32 | KIND_USED)) {
+            done = expand_easy<0, 1>(kind, l, raw, to);
+        } else if (common == (KIND_FP4 | KIND_E4M3 | KIND_USED)) {
+            done = expand_easy<1, 0>(kind, l, raw, to);
         }
-        if (!done) {
-            expand_any(pool, kind, l, from, tile, first + row, count);
-        }
+    }
+    if (!done) {
+        expand_any(pool, kind, l, raw, to, count);
     }
 }
 
-/* An expanding warp: every EXPAND_WARPS-th group, counted over all pieces. */
+/* An expanding warp: every EXPAND_WARPS-th unit, counted over all pieces. */
 template <int BLOCKS>
 static __device__ __forceinline__ void expand(const fmlac_mqa &p, pair_plan<BLOCKS> *m, int warp, uint32_t rank)
 {
-    int lane = threadIdx.x % 32, group = warp; /* of the tile; beyond the last: of later ones */
-    uint32_t number = 0;                       /* of the tile, in all pieces */
+    int lane = threadIdx.x % 32, unit = warp; /* of the tile; beyond the last: of later ones */
+    uint32_t number = 0;                      /* of the tile, in all pieces */
     expand_lane l;
     l.dim = ((lane & 3) | lane >> 3 << 2) * 16;
     l.token = lane >> 2 & 1;
@@ -380,17 +463,20 @@ static __device__ __forceinline__ void expand(const fmlac_mqa &p, pair_plan<BLOC
 #pragma unroll 1
         while (there) {
             ring_place stage = ring_at<STAGES>(number);
-            ptx_mbarrier_wait(ptx_shared_address(&m->empty[stage.at]), stage.use ^ 1);
 #pragma unroll 1
-            for (; group < TILE_GROUPS; group += EXPAND_WARPS) {
-                ring_place raw = ring_at<raw_ring<BLOCKS>::GROUPS>(number * TILE_GROUPS + group);
+            for (; unit < TILE_UNITS; unit += EXPAND_WARPS) {
+                ring_place raw = ring_at<raw_ring<BLOCKS>::GROUPS>(number * TILE_GROUPS + unit / GROUP_UNITS);
                 ptx_mbarrier_wait(ptx_shared_address(&m->raw_full[raw.at]), raw.use);
                 uint32_t note = __shfl_sync(0xFFFFFFFFu, m->raw_notes[raw.at], 0);
                 bool extra = (note & NOTE_EXTRA) != 0;
-                expand_group(extra ? p.extra.pool : p.main.pool, l, extra ? extra_kind : kind,
-                             extra ? l.extra_kind : l.kind, ptx_shared_address(m->raw[raw.at]),
-                             ptx_shared_address(m->k[stage.at]), group * GROUP_ROWS, note & NOTE_COUNT);
-                if (group == 0 && lane == 0) {
+                expand_to to = {ptx_shared_address(m->k[stage.at]), (uint32_t)unit * UNIT_ROWS,
+                                ptx_shared_address(&m->empty[stage.at]), stage.use ^ 1,
+                                ptx_shared_address(&m->raw_empty[raw.at])};
+                expand_unit(extra ? p.extra.pool : p.main.pool, l, extra ? extra_kind : kind,
+                            extra ? l.extra_kind : l.kind,
+                            ptx_shared_address(m->raw[raw.at]) + unit % GROUP_UNITS * (UNIT_ROWS / 2 * RAW_TWO), to,
+                            note & NOTE_COUNT);
+                if (unit == 0 && lane == 0) {
                     m->stage_notes[stage.at] = note;
                 }
                 there = (note & NOTE_MORE) != 0;
@@ -398,10 +484,9 @@ static __device__ __forceinline__ void expand(const fmlac_mqa &p, pair_plan<BLOC
                 __syncwarp();
                 if (lane == 0) {
                     ptx_mbarrier_arrive(ptx_shared_address(&m->full[stage.at]));
-                    ptx_mbarrier_arrive(ptx_shared_address(&m->raw_empty[raw.at]));
                 }
             }
-            group -= TILE_GROUPS;
+            unit -= TILE_UNITS;
             number++;
         }
         __syncwarp();

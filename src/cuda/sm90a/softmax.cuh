@@ -168,6 +168,84 @@ static __device__ __forceinline__ bool weigh_scores(const float s[TOKENS / 2], s
     return moves;
 }
 
+/*
+ * Where every row sees the tile's first `count` tokens: the sums of products as they come, their scale in the
+ * exponent's product. A last, partial tile and a negative scale are scaled ahead.
+ */
+typedef struct row_bases {
+    float scale;     /* a weight is 2^(score * scale - base) */
+    float base[2];   /* references, or 0 */
+    float factor[2]; /* what was summed so far must be multiplied by */
+    bool moves;      /* any row of the warp has a factor other than 1 */
+} row_bases;
+
+static __device__ __forceinline__ void find_bases(float s[32], softmax_rows &rows, int32_t count, row_bases *to)
+{
+    to->scale = rows.scale;
+    if (count < TOKENS || !(rows.scale >= 0.0f)) {
+        int q = threadIdx.x % 4;
+#pragma unroll
+        for (int i = 0; i < 32; i++) {
+            s[i] = i / 4 * 8 + 2 * q + i % 2 < count ? s[i] * rows.scale : -FMLAC_INFINITY;
+        }
+        to->scale = 1.0f;
+    }
+    float top[2] = {fmaxf(s[0], s[1]), fmaxf(s[2], s[3])}, other[2] = {fmaxf(s[4], s[5]), fmaxf(s[6], s[7])};
+#pragma unroll
+    for (int i = 8; i < 32; i += 8) { /* two short chains a row */
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            top[j / 2] = fmaxf(top[j / 2], s[i + j]);
+            other[j / 2] = fmaxf(other[j / 2], s[i + 4 + j]);
+        }
+    }
+#pragma unroll
+    for (int step = 1; step < 4; step *= 2) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            top[h] = fmaxf(top[h], other[h]);
+            other[h] = __shfl_xor_sync(0xFFFFFFFFu, top[h], step);
+        }
+    }
+    bool grew[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        top[h] = fmaxf(top[h], other[h]) * to->scale;
+        rows.max[h] = fmaxf(rows.max[h], top[h]);
+        grew[h] = top[h] > rows.reference[h] + LAZY;
+        to->factor[h] = 1.0f;
+    }
+    to->moves = __any_sync(0xFFFFFFFFu, grew[0] || grew[1]);
+    if (to->moves) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            to->factor[h] = grew[h] ? shrink(rows.reference[h], top[h]) : 1.0f;
+            rows.reference[h] = grew[h] ? top[h] : rows.reference[h];
+            rows.sum[h] *= to->factor[h];
+        }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        to->base[h] = rows.reference[h] == -FMLAC_INFINITY ? 0.0f : rows.reference[h];
+    }
+}
+
+/* Scores to weights as A fragments. */
+static __device__ __forceinline__ void weigh_from(const float s[32], softmax_rows &rows, const row_bases *from,
+                                                  uint32_t a[16])
+{
+    float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        float x = ptx_exp2(fmaf(s[2 * i], from->scale, -from->base[i % 2]));
+        float y = ptx_exp2(fmaf(s[2 * i + 1], from->scale, -from->base[i % 2]));
+        sum[i % 4] += x + y;
+        a[i] = ptx_pack_bf16(x, y);
+    }
+    rows.sum[0] += sum[0] + sum[2];
+    rows.sum[1] += sum[1] + sum[3];
+}
+
 /* The follower's references become the published ones. Returns whether what it summed must be multiplied. */
 static __device__ __forceinline__ bool follow_references(float reference[2], float first, float second, float factor[2])
 {

@@ -2,8 +2,8 @@
 /*
  * runtime.c: the functions of the CUDA runtime (and of the driver, for the flashmla program) that are called on the way
  * to a kernel, over ordinary memory and the emulated block of emulate.cpp. The device pretends to be of compute
- * capability 9.0 with FLASHMLA_EMULATE_PROCESSORS multiprocessors (default 8) and FLASHMLA_EMULATE_SHARED_KIB of shared
- * memory (227).
+ * capability FLASHMLA_EMULATE_CAPABILITY (default 90: 9.0) with FLASHMLA_EMULATE_PROCESSORS multiprocessors (8) and
+ * FLASHMLA_EMULATE_SHARED_KIB of shared memory (227).
  */
 #include <cuda.h>
 #include <cuda_runtime_api.h>
@@ -36,6 +36,13 @@ static int shared_bytes(void)
     return text ? atoi(text) * 1024 : 232448;
 }
 
+/* 10 * major + minor. */
+static int capability(void)
+{
+    const char *text = getenv("FLASHMLA_EMULATE_CAPABILITY");
+    return text ? atoi(text) : 90;
+}
+
 cudaError_t cudaGetDeviceCount(int *count)
 {
     *count = 1;
@@ -57,7 +64,8 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr name, int dev
 {
     (void)device;
     *value = name == cudaDevAttrMultiProcessorCount                ? processors()
-             : name == cudaDevAttrComputeCapabilityMajor           ? 9
+             : name == cudaDevAttrComputeCapabilityMajor           ? capability() / 10
+             : name == cudaDevAttrComputeCapabilityMinor           ? capability() % 10
              : name == cudaDevAttrMaxSharedMemoryPerBlockOptin     ? shared_bytes()
              : name == cudaDevAttrMaxSharedMemoryPerMultiprocessor ? shared_bytes() + 1024
              : name == cudaDevAttrL2CacheSize                      ? 1 << 18
@@ -70,7 +78,8 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device)
     (void)device;
     memset(p, 0, sizeof *p);
     strcpy(p->name, "emulated");
-    p->major = 9;
+    p->major = capability() / 10;
+    p->minor = capability() % 10;
     p->multiProcessorCount = processors();
     p->sharedMemPerBlockOptin = (size_t)shared_bytes();
     p->totalGlobalMem = (size_t)1 << 30;

@@ -61,6 +61,9 @@ PTX_INLINE void ptx_prefetch_l2(const void *p)
 {
     (void)*(const volatile unsigned char *)p; /* it may be read */
 }
+PTX_INLINE void ptx_prefetch(const void *)
+{
+}
 PTX_INLINE void ptx_copy_async_16(uint32_t to, const void *from, uint32_t bytes)
 {
     emu_copy_async(to, from, 16, (int)bytes);
