@@ -78,7 +78,7 @@ void watch_codes(void *report)
 extern "C" __global__ void fmlak_mqa_codes_bf16_512_sm90a(const __grid_constant__ fmlac_mqa_sm90a all);
 extern "C" __global__ void fmlak_mqa_codes_bf16_576_sm90a(const __grid_constant__ fmlac_mqa_sm90a all);
 
-enum { PAGES, ROWS_16, V32, V41, V41_FP4 };
+enum { PAGES, TWINS, ROWS_16, V32, V41, V41_FP4 }; /* TWINS: pages, two blocks share tokens */
 enum { ALL, NO_QUERY, NO_VALUE };
 
 struct problem {
@@ -171,7 +171,7 @@ static int bytes_of_token(const problem &x)
 static void make_token(const problem &x, uint8_t *bytes, float *key)
 {
     int codes = x.source == V41_FP4 ? 256 : 512;
-    if (x.source == PAGES || x.source == ROWS_16) {
+    if (x.source < V32) {
         for (int d = 0; d < x.d_qk; d++) {
             uint16_t bits = x.data == NO_VALUE && d < 512 ? 0 : to_bf16(random_float());
             memcpy(bytes + 2 * d, &bits, 2);
@@ -264,7 +264,7 @@ struct run_state {
     fmlac_mqa_sm90a all;
     void *out, *lse;
     const void *kernel;
-    unsigned blocks, threads;
+    unsigned blocks, threads, cluster;
     unsigned combine_blocks;
 };
 
@@ -344,7 +344,7 @@ static run_state describe(const problem &x, const tensors &t, int processors)
     p.scale = x.scale;
     p.empty_lse = -INFINITY;
     p.lse_factor = 1;
-    p.tile_rows = TILE_ROWS;
+    p.tile_rows = x.source == TWINS ? 128 : TILE_ROWS;
     p.tile_tokens = PAIR_BLOCKS == 1 && x.source >= V32 ? FMLAC_CODES_TOKENS : 64;
     p.aligned = 1;
     describe_rows(&p.q, on_device(t.q), FMLAC_BF16, x.s_q, x.heads, x.d_qk);
@@ -367,19 +367,20 @@ static run_state describe(const problem &x, const tensors &t, int processors)
         p.main.topk = p.main.index_inner = x.tokens;
         p.main.index_outer = (int64_t)x.s_q * x.tokens;
     }
-    processors /= PAIR_BLOCKS;
-    p.cut.row_tiles = p.cut.columns = (group_rows + TILE_ROWS - 1) / TILE_ROWS;
+    r.cluster = x.source == TWINS ? 2 : PAIR_BLOCKS;
+    processors /= (int)r.cluster;
+    p.cut.row_tiles = p.cut.columns = (group_rows + p.tile_rows - 1) / p.tile_rows;
     p.cut.units = is_paged(x) ? x.batch : tokens;
     p.cut.parts = x.parts < 0 ? processors / p.cut.columns : x.parts;
     p.cut.overhead = p.cut.least = x.parts < 0 ? 4 : 1;
     p.cut.longest = (int32_t)((is_paged(x) ? p.main.capacity : x.tokens) / p.tile_tokens) + 1 + p.cut.overhead;
     int64_t blocks = p.cut.parts ? p.cut.parts * p.cut.columns : p.cut.units * p.cut.columns;
-    r.blocks = (unsigned)(p.cut.parts == 0 && blocks > processors ? processors : blocks) * PAIR_BLOCKS;
+    r.blocks = (unsigned)(p.cut.parts == 0 && blocks > processors ? processors : blocks) * r.cluster;
     if (p.cut.parts) {
         p.cut.starts = on_device(std::vector<int32_t>((size_t)p.cut.units + 3)); /* by the plan kernel: own is 0 */
-        p.cut.partial = on_device(std::vector<float>((size_t)blocks * 2 * TILE_ROWS * 512, NAN));
-        p.cut.partial_scalar = on_device(std::vector<float>((size_t)blocks * 2 * TILE_ROWS * 2, NAN));
-        r.combine_blocks = (unsigned)blocks * 8 * PAIR_BLOCKS;
+        p.cut.partial = on_device(std::vector<float>((size_t)blocks * 2 * p.tile_rows * 512, NAN));
+        p.cut.partial_scalar = on_device(std::vector<float>((size_t)blocks * 2 * p.tile_rows * 2, NAN));
+        r.combine_blocks = (unsigned)blocks * p.tile_rows / 8;
     }
     bool wide = x.d_qk > 512;
     r.threads = x.source >= V32 ? 512 : 384;
@@ -388,24 +389,28 @@ static run_state describe(const problem &x, const tensors &t, int processors)
 #else
     r.kernel = x.source == PAGES
                    ? wide ? (const void *)fmlak_mqa_pages_bf16_576_sm90a : (const void *)fmlak_mqa_pages_bf16_512_sm90a
+               : x.source == TWINS
+                   ? wide ? (const void *)fmlak_mqa_twins_bf16_576_sm90a : (const void *)fmlak_mqa_twins_bf16_512_sm90a
                : x.source == ROWS_16
                    ? wide ? (const void *)fmlak_mqa_rows_bf16_576_sm90a : (const void *)fmlak_mqa_rows_bf16_512_sm90a
                : wide ? (const void *)fmlak_mqa_codes_bf16_576_sm90a
                       : (const void *)fmlak_mqa_codes_bf16_512_sm90a;
 #endif
-    if (x.source == PAGES) {
+    if (x.source <= TWINS) {
         encode(&r.all);
     }
     return r;
 }
 
-static void start(const void *kernel, const void *params, unsigned blocks, unsigned threads, size_t shared)
+static void start(const void *kernel, const void *params, unsigned blocks, unsigned threads, size_t shared,
+                  unsigned cluster)
 {
-    cudaLaunchAttribute cluster;
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = PAIR_BLOCKS;
-    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {dim3(blocks), dim3(threads), shared, 0, &cluster, shared && PAIR_BLOCKS > 1 ? 1u : 0u};
+    cudaLaunchAttribute attribute;
+    memset(&attribute, 0, sizeof attribute);
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = cluster;
+    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {dim3(blocks), dim3(threads), shared, 0, &attribute, cluster > 1 ? 1u : 0u};
     void *arguments[1] = {(void *)params};
     if (shared) {
         must(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared), "shared memory");
@@ -416,11 +421,12 @@ static void start(const void *kernel, const void *params, unsigned blocks, unsig
 static void enqueue(const run_state &r)
 {
     if (r.all.mqa.cut.parts) {
-        start((const void *)fmlak_mqa_plan_sm80, &r.all.mqa, 1, 1024, 0);
+        start((const void *)fmlak_mqa_plan_sm80, &r.all.mqa, 1, 1024, 0, 1);
     }
-    start(r.kernel, PAIR_BLOCKS > 1 ? (const void *)&r.all.mqa : (const void *)&r.all, r.blocks, r.threads, 232448);
+    start(r.kernel, PAIR_BLOCKS > 1 ? (const void *)&r.all.mqa : (const void *)&r.all, r.blocks, r.threads, 232448,
+          r.cluster);
     if (r.all.mqa.cut.parts) {
-        start((const void *)fmlak_mqa_combine_sm80, &r.all.mqa, r.combine_blocks, 256, 0);
+        start((const void *)fmlak_mqa_combine_sm80, &r.all.mqa, r.combine_blocks, 256, 0, 1);
     }
 }
 
@@ -509,6 +515,11 @@ static const problem checks[] = {
     {"pages, all, 20 tiles, 5 rows", PAGES, 576, 1, 1, 5, 1234, ALL, 0, 64, 0, 0.05f},
     {"pages, logits to 100", PAGES, 576, 1, 1, 64, 1000, ALL, 0, 64, 0, 3.0f},
     {"pages, scale below 0", PAGES, 576, 1, 1, 64, 300, ALL, 0, 128, 0, -0.5f},
+    {"twins, one token", TWINS, 576, 1, 1, 128, 1, ALL, 0, 64, 0, 0.05f},
+    {"twins, all, 3 tiles", TWINS, 576, 1, 1, 128, 190, ALL, 0, 64, 0, 0.05f},
+    {"twins, all, 20 tiles, 70 rows", TWINS, 576, 1, 1, 70, 1234, ALL, 0, 64, 0, 0.05f},
+    {"twins, cut in 5, b 3", TWINS, 576, 3, 1, 128, 1500, ALL, 0, 64, 5, 0.05f},
+    {"twins, causal, s_q 4, d 512", TWINS, 512, 3, 4, 30, 200, ALL, 1, 64, 0, 0.05f},
     {"pages, d 512", PAGES, 512, 2, 1, 64, 300, ALL, 0, 64, 0, 0.05f},
     {"pages, causal, s_q 3", PAGES, 576, 3, 3, 40, 200, ALL, 1, 64, 0, 0.05f},
     {"pages, cut in parts", PAGES, 576, 3, 2, 64, 900, ALL, 1, 64, 7, 0.05f},
@@ -552,6 +563,9 @@ static const problem times[] = {
     {"dense b128 h128 4096", PAGES, 576, 128, 1, 128, 4096, ALL, 0, 64, -1, 0.04f},
     {"dense b128 h128 16384", PAGES, 576, 128, 1, 128, 16384, ALL, 0, 64, -1, 0.04f},
     {"dense b128 s_q 2 h128 8192", PAGES, 576, 128, 2, 128, 8192, ALL, 1, 64, -1, 0.04f},
+    {"twins b128 h128 4096", TWINS, 576, 128, 1, 128, 4096, ALL, 0, 64, -1, 0.04f},
+    {"twins b128 h128 16384", TWINS, 576, 128, 1, 128, 16384, ALL, 0, 64, -1, 0.04f},
+    {"twins b128 s_q 2 h128 8192", TWINS, 576, 128, 2, 128, 8192, ALL, 1, 64, -1, 0.04f},
     {"dense b128 h16 8192", PAGES, 576, 128, 1, 16, 8192, ALL, 0, 64, -1, 0.04f},
     {"dense b1 h128 8192", PAGES, 576, 1, 1, 128, 8192, ALL, 0, 64, -1, 0.04f},
     {"prefill d576 h128 topk 2048", ROWS_16, 576, 1, 4096, 128, 2048, ALL, 0, 0, 0, 0.04f},

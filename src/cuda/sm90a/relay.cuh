@@ -72,13 +72,15 @@
 #include "source_pages.cuh"
 #include "source_rows.cuh"
 
-/* When values are summed; docs/hopper.md has the budgets. */
-#define ORDER_AT_ONCE 0 /* follower and leader as soon as the weights are there */
-#define ORDER_GATED                                                                                                    \
-    1                  /* the follower while the leader makes the weights of the next tile: once its scores are there  \
-                        */
-#define ORDER_EARLY  2 /* the same, once the products of its scores are issued */
-#define ORDER_BEHIND 3 /* the follower at once, the leader behind the scores of the next tile */
+/*
+ * When values are summed; docs/hopper.md has the budgets. AT_ONCE: follower and leader as soon as weights are there.
+ * GATED: the follower beside the next weights, once the next scores are there; EARLY: once they are issued. BEHIND: the
+ * follower at once, the leader behind the next scores.
+ */
+#define ORDER_AT_ONCE 0
+#define ORDER_GATED   1
+#define ORDER_EARLY   2
+#define ORDER_BEHIND  3
 #ifndef RELAY_ORDER_PAGES
 #define RELAY_ORDER_PAGES ORDER_BEHIND
 #endif
@@ -166,11 +168,13 @@ static __device__ __forceinline__ void clear_tail(uint32_t tile, int first, uint
     ptx_barrier_sync(BARRIER_LEADER, 128);
 }
 
-/* What is not plain about a tile that is there, for the warp; the leader asks before it waits for the scores. */
-#define TILE_MASKED 1 /* some of the warp's rows do not attend all tokens */
-#define TILE_UNCLEAN                                                                                                   \
-    2 /* some row of the block does not see all tokens: values may be numbers that it must not meet                    \
-       */
+/*
+ * What is not plain about a tile that is there, for the warp; the leader asks before it waits for the scores. MASKED:
+ * some of the warp's rows do not attend all tokens. UNCLEAN: some row of the block does not see all tokens: values
+ * may be numbers that it must not meet.
+ */
+#define TILE_MASKED  1
+#define TILE_UNCLEAN 2
 
 static __device__ __forceinline__ int32_t tokens_seen(const piece &c, int row, int32_t first)
 {

@@ -449,8 +449,12 @@ static void step_wait(void **)
     finish_products(warp, groups[warp] - wait_pending);
 }
 
+/* Products may be late: others run before they happen. */
 void emu_product_wait(int pending)
 {
+    for (uint32_t rounds = threadIdx.x % 32 == 0 && chance(4) == 0 ? chance(10) : 0; rounds > 0; rounds--) {
+        emu_yield();
+    }
     wait_pending = pending;
     emu_meet(step_wait, NULL);
 }
