@@ -15,7 +15,7 @@
 enum { OPTION_IN = CLI_OPTION_OWN, OPTION_TOKENS, OPTION_HEADS, OPTION_SEED };
 
 static const char usage[] =
-    "usage: flashmla accuracy [options]\n\n"
+    "[options]\n\n"
     "Error of attention's output when keys and values are kept in each KV format, against float64 attention on the\n"
     "tokens before they were quantised, for made-up tokens of three kinds or for your own. By default both sides are\n"
     "float64, and the error is the format's alone; with --backend it is that of format and kernels together.\n\n"
@@ -297,6 +297,24 @@ static int run_accuracy(const accuracy_options *o)
     return status;
 }
 
+static int take_option(void *user, int option, const char *argument)
+{
+    accuracy_options *o = user;
+    switch (option) {
+    case OPTION_IN:
+        o->in = argument;
+        return CLI_OK;
+    case OPTION_TOKENS:
+        return cli_parse_int("--tokens", argument, 1, 1 << 20, &o->tokens);
+    case OPTION_HEADS:
+        return cli_parse_int("--heads", argument, 1, 1024, &o->heads);
+    case OPTION_SEED:
+        return cli_parse_int("--seed", argument, 0, 1000000000, &o->seed);
+    default:
+        return cli_option(&o->shared, option, argument);
+    }
+}
+
 int cmd_accuracy(int argc, char **argv)
 {
     static const struct option table[] = {
@@ -309,31 +327,6 @@ int cmd_accuracy(int argc, char **argv)
     };
     accuracy_options o = {.shared = CLI_OPTIONS_INIT, .tokens = 1024, .heads = 8, .seed = 1};
     o.shared.device = FMLA_DEVICE_ORACLE;
-    int status = CLI_OK;
-    for (int option; status == CLI_OK && (option = cli_getopt(argc, argv, table)) != -1;) {
-        switch (option) {
-        case CLI_OPTION_HELP:
-            fputs(usage, stdout);
-            return CLI_OK;
-        case OPTION_IN:
-            o.in = optarg;
-            break;
-        case OPTION_TOKENS:
-            status = cli_parse_int("--tokens", optarg, 1, 1 << 20, &o.tokens);
-            break;
-        case OPTION_HEADS:
-            status = cli_parse_int("--heads", optarg, 1, 1024, &o.heads);
-            break;
-        case OPTION_SEED:
-            status = cli_parse_int("--seed", optarg, 0, 1000000000, &o.seed);
-            break;
-        default:
-            status = cli_option(&o.shared, option, optarg);
-            break;
-        }
-    }
-    if (status == CLI_OK && optind < argc) {
-        status = cli_error("accuracy: unexpected argument '%s'", argv[optind]);
-    }
+    int status = cli_take_options(argc, argv, table, usage, 0, take_option, &o);
     return status == CLI_OK ? run_accuracy(&o) : status;
 }

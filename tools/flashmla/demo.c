@@ -11,7 +11,7 @@
 #include "check/check.h"
 
 static const char usage[] =
-    "usage: flashmla demo [options]\n\n"
+    "[options]\n\n"
     "Decodes from paged caches of 16 requests of 4k to 32k tokens in every format, then a fused call and multi-head\n"
     "attention forward and backward; a table of bytes, errors against float64, time and share of this machine's peak.\n"
     "Takes less than half a minute.\n\n"
@@ -273,14 +273,9 @@ int cmd_demo(int argc, char **argv)
 {
     static const struct option table[] = {CLI_LONG_OPTIONS, {NULL, 0, NULL, 0}};
     cli_options options = CLI_OPTIONS_INIT;
-    for (int option; (option = cli_getopt(argc, argv, table)) != -1;) {
-        if (option == CLI_OPTION_HELP) {
-            fputs(usage, stdout);
-            return CLI_OK;
-        }
-        if (cli_option(&options, option, optarg) != CLI_OK) {
-            return CLI_ERROR;
-        }
+    int status = cli_take_options(argc, argv, table, usage, 0, cli_option, &options);
+    if (status != CLI_OK) {
+        return status;
     }
-    return optind < argc ? cli_error("demo: unexpected argument '%s'", argv[optind]) : run_demo(&options);
+    return run_demo(&options);
 }

@@ -10,7 +10,7 @@
 #include <string.h>
 
 static const char usage[] =
-    "usage: flashmla explain [options]\n"
+    "[options]\n"
     "\n"
     "  --model NAME        v3 (bf16 cache), v32, v4, v41; default v3\n"
     "  --layers N          default 61\n"
@@ -332,18 +332,20 @@ static int find_device(question *q)
     return cli_error("--device this: could not be measured; give --tflops and --bandwidth");
 }
 
-static int take_option(question *q, int value)
+static int take_option(void *user, int option, const char *argument)
 {
-    switch (value) {
+    question *q = user;
+
+    switch (option) {
     case CLI_OPTION_JSON: q->json = true; return CLI_OK;
-    case OPT_MODEL: return take_model(q, optarg);
-    case OPT_LAYERS: return cli_parse_int("--layers", optarg, 1, 10000, &q->layers);
-    case OPT_CONTEXT: return cli_parse_int("--context", optarg, 1, (int64_t)1 << 40, &q->context);
-    case OPT_HEADS: return cli_parse_int("--heads", optarg, 1, 1 << 20, &q->heads);
-    case OPT_QUERIES: return cli_parse_int("--queries", optarg, 1, 1 << 20, &q->queries);
-    case OPT_DEVICE: q->device = optarg; return CLI_OK;
-    case OPT_TFLOPS: return take_rate("--tflops", optarg, &q->tflops);
-    case OPT_BANDWIDTH: return take_rate("--bandwidth", optarg, &q->terabytes);
+    case OPT_MODEL: return take_model(q, argument);
+    case OPT_LAYERS: return cli_parse_int("--layers", argument, 1, 10000, &q->layers);
+    case OPT_CONTEXT: return cli_parse_int("--context", argument, 1, (int64_t)1 << 40, &q->context);
+    case OPT_HEADS: return cli_parse_int("--heads", argument, 1, 1 << 20, &q->heads);
+    case OPT_QUERIES: return cli_parse_int("--queries", argument, 1, 1 << 20, &q->queries);
+    case OPT_DEVICE: q->device = argument; return CLI_OK;
+    case OPT_TFLOPS: return take_rate("--tflops", argument, &q->tflops);
+    case OPT_BANDWIDTH: return take_rate("--bandwidth", argument, &q->terabytes);
     default: return CLI_ERROR;
     }
 }
@@ -351,19 +353,9 @@ static int take_option(question *q, int value)
 int cmd_explain(int argc, char **argv)
 {
     question q = {.model = &models[0], .layers = 61, .context = 131072, .heads = 128, .queries = 1, .device = "h800"};
-    int value;
-
-    while ((value = cli_getopt(argc, argv, table)) != -1) {
-        if (value == CLI_OPTION_HELP) {
-            fputs(usage, stdout);
-            return CLI_OK;
-        }
-        if (take_option(&q, value) != CLI_OK) {
-            return CLI_ERROR;
-        }
-    }
-    if (optind != argc) {
-        return cli_error("explain: '%s' is not an option", argv[optind]);
+    int status = cli_take_options(argc, argv, table, usage, 0, take_option, &q);
+    if (status != CLI_OK) {
+        return status;
     }
     if (find_device(&q) != CLI_OK) {
         return CLI_ERROR;

@@ -5,7 +5,7 @@
 #include <string.h>
 
 static const char usage[] =
-    "usage: flashmla info [options]\n"
+    "[options]\n"
     "\n"
     "Prints the version, the devices, the CPU's instruction tiers, the KV-cache formats, and for every operation the\n"
     "formats and dimensions that the library accepts on the chosen backend.\n"
@@ -279,19 +279,10 @@ int cmd_info(int argc, char **argv)
 {
     cli_options options = CLI_OPTIONS_INIT;
     fmla_context *context = NULL;
-    int value;
 
-    while ((value = cli_getopt(argc, argv, table)) != -1) {
-        if (value == CLI_OPTION_HELP) {
-            fputs(usage, stdout);
-            return CLI_OK;
-        }
-        if (cli_option(&options, value, optarg) != CLI_OK) {
-            return CLI_ERROR;
-        }
-    }
-    if (optind != argc) {
-        return cli_error("info: '%s' is not an option", argv[optind]);
+    int status = cli_take_options(argc, argv, table, usage, 0, cli_option, &options);
+    if (status != CLI_OK) {
+        return status;
     }
     if (cli_context_open(&options, &context) != CLI_OK) {
         return CLI_ERROR;

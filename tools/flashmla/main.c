@@ -52,7 +52,8 @@ static int run_subcommand(int argc, char **argv)
     }
     for (size_t i = 0; i < sizeof subcommands / sizeof subcommands[0]; i++) {
         if (strcmp(name, subcommands[i].name) == 0) {
-            return subcommands[i].run(argc - 1, argv + 1);
+            int status = subcommands[i].run(argc - 1, argv + 1);
+            return status == CLI_DONE ? CLI_OK : status;
         }
     }
     return cli_error("unknown command '%s'; `flashmla help` lists them", name);

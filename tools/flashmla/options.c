@@ -110,7 +110,7 @@ void cli_json_number(cJSON *object, const char *name, double value)
     }
 }
 
-int cli_getopt(int argc, char **argv, const struct option *table)
+static int next_option(int argc, char **argv, const struct option *table)
 {
     opterr = 0;
     int value = getopt_long(argc, argv, ":h", table, NULL);
@@ -128,6 +128,21 @@ int cli_getopt(int argc, char **argv, const struct option *table)
                   argv[optind - 1], argv[0]);
     }
     return value;
+}
+
+int cli_take_options(int argc, char **argv, const struct option *table, const char *usage, int words, cli_taker take,
+                     void *user)
+{
+    for (int option; (option = next_option(argc, argv, table)) != -1;) {
+        if (option == CLI_OPTION_HELP) {
+            printf("usage: flashmla %s %s", argv[0], usage);
+            return CLI_DONE;
+        }
+        if (take(user, option, optarg) != CLI_OK) {
+            return CLI_ERROR;
+        }
+    }
+    return optind + words < argc ? cli_error("%s: '%s' is not an option", argv[0], argv[optind + words]) : CLI_OK;
 }
 
 int cli_parse_int(const char *what, const char *text, int64_t low, int64_t high, int64_t *value)
@@ -242,12 +257,13 @@ const char *cli_kernels_name(const cli_options *options)
     return kernel_sets[options->kernels];
 }
 
-int cli_option(cli_options *options, int value, const char *argument)
+int cli_option(void *user, int option, const char *argument)
 {
+    cli_options *options = user;
     int64_t number = 0;
     int result = CLI_OK;
 
-    switch (value) {
+    switch (option) {
     case CLI_OPTION_BACKEND:
         return parse_backend(options, argument);
     case CLI_OPTION_DEVICE_INDEX:
@@ -272,7 +288,7 @@ int cli_option(cli_options *options, int value, const char *argument)
         options->json = true;
         return CLI_OK;
     default:
-        return CLI_ERROR; /* '?': cli_getopt has said why */
+        return CLI_ERROR; /* '?': next_option has said why */
     }
 }
 

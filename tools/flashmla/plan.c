@@ -8,7 +8,7 @@
 #include <string.h>
 
 static const char usage[] =
-    "usage: flashmla plan --lengths 1000,64,0,300 | --file FILE [options]\n"
+    "--lengths 1000,64,0,300 | --file FILE [options]\n"
     "\n"
     "The split-KV schedule of a batch: blocks of 64 tokens, shared among workers at about the same cost.\n"
     "\n"
@@ -345,19 +345,21 @@ static int take_form(plan_request *r, const char *name)
     return cli_error("--form: '%s' is none of 2025-02, 2025-09, 2026-01", name);
 }
 
-static int take_option(plan_request *r, int value)
+static int take_option(void *user, int option, const char *argument)
 {
-    switch (value) {
-    case OPT_LENGTHS: r->lengths_text = optarg; return CLI_OK;
-    case OPT_FILE: r->file = optarg; return CLI_OK;
-    case OPT_SVG: r->svg = optarg; return CLI_OK;
-    case OPT_TOPK: return cli_parse_int("--topk", optarg, 0, INT32_MAX, &r->topk);
-    case OPT_EXTRA_TOPK: return cli_parse_int("--extra-topk", optarg, 0, INT32_MAX, &r->extra_topk);
-    case OPT_BATCH: return cli_parse_int("--batch", optarg, 1, 1 << 24, &r->batch);
-    case OPT_PARTS: return cli_parse_int("--parts", optarg, 1, 1 << 20, &r->parts);
-    case OPT_OVERHEAD: return cli_parse_int("--overhead", optarg, 0, 4096, &r->overhead);
-    case OPT_FORM: return take_form(r, optarg);
-    default: return cli_option(&r->options, value, optarg);
+    plan_request *r = user;
+
+    switch (option) {
+    case OPT_LENGTHS: r->lengths_text = argument; return CLI_OK;
+    case OPT_FILE: r->file = argument; return CLI_OK;
+    case OPT_SVG: r->svg = argument; return CLI_OK;
+    case OPT_TOPK: return cli_parse_int("--topk", argument, 0, INT32_MAX, &r->topk);
+    case OPT_EXTRA_TOPK: return cli_parse_int("--extra-topk", argument, 0, INT32_MAX, &r->extra_topk);
+    case OPT_BATCH: return cli_parse_int("--batch", argument, 1, 1 << 24, &r->batch);
+    case OPT_PARTS: return cli_parse_int("--parts", argument, 1, 1 << 20, &r->parts);
+    case OPT_OVERHEAD: return cli_parse_int("--overhead", argument, 0, 4096, &r->overhead);
+    case OPT_FORM: return take_form(r, argument);
+    default: return cli_option(&r->options, option, argument);
     }
 }
 
@@ -382,19 +384,9 @@ int cmd_plan(int argc, char **argv)
 {
     plan_request r = {.topk = -1, .parts = 8, .overhead = 5, .options = {.device = FMLA_DEVICE_CPU}};
     plan p = {0};
-    int value;
-
-    while ((value = cli_getopt(argc, argv, table)) != -1) {
-        if (value == CLI_OPTION_HELP) {
-            fputs(usage, stdout);
-            return CLI_OK;
-        }
-        if (take_option(&r, value) != CLI_OK) {
-            return CLI_ERROR;
-        }
-    }
-    if (optind != argc) {
-        return cli_error("plan: '%s' is not an option", argv[optind]);
+    int status = cli_take_options(argc, argv, table, usage, 0, take_option, &r);
+    if (status != CLI_OK) {
+        return status;
     }
     if (check_request(&r) != CLI_OK) {
         return CLI_ERROR;

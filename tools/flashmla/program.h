@@ -16,7 +16,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 
-enum { CLI_OK = 0, CLI_FAILED = 1, CLI_ERROR = 2 };
+enum { CLI_OK = 0, CLI_FAILED = 1, CLI_ERROR = 2, CLI_DONE = 3 /* within the program: nothing is left to do */ };
 
 /* ---- subcommands: argv[0] is the subcommand's name; the result is the exit status ------------------- */
 
@@ -106,19 +106,19 @@ enum {
     "  --json              print JSON\n" \
     "  --help              this text\n"
 
-/*
- * getopt_long without its own messages: the next option's value, -1 at the end. Errors are printed and give
- * '?'. Usage: while ((c = cli_getopt(argc, argv, table)) != -1) switch (c) { ...; default: r =
- * cli_option(...) }.
- */
-int cli_getopt(int argc, char **argv, const struct option *table);
+/* Takes an option of a command. CLI_OK, or CLI_ERROR with the message printed. */
+typedef int (*cli_taker)(void *user, int option, const char *argument);
 
 /*
- * Takes a shared option. CLI_OK: taken; CLI_ERROR: wrong value, '?' or an unknown one, message printed.
- * --help is left to the caller: print the usage text to standard output and return CLI_OK from the
- * subcommand.
+ * Hands a command's options to `take`, all but --help, which prints "usage: flashmla", the command's name and `usage`,
+ * and gives CLI_DONE. Up to `words` arguments may be left; they begin at argv[optind]. Not CLI_OK: the command returns
+ * what it got (CLI_ERROR: message printed).
  */
-int cli_option(cli_options *options, int value, const char *argument);
+int cli_take_options(int argc, char **argv, const struct option *table, const char *usage, int words, cli_taker take,
+                     void *user);
+
+/* Takes a shared option; as cli_taker with cli_options for its user. */
+int cli_option(void *options, int option, const char *argument);
 
 /* The options that repeat a choice of backend and kernels, each with a blank before it; 128 characters suffice. */
 void cli_replay_options(const cli_options *options, char *text, size_t size);

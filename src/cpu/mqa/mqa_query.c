@@ -20,12 +20,7 @@ static void load_row(const fmlai_mqa *p, int64_t token, int32_t head, float *dst
     }
     int64_t base = fmlai_row_offset(&p->q, p, token, 0);
     for (int32_t d = 0; d < p->d_qk; d += PERMUTED_RUN) {
-        const uint8_t *from = (const uint8_t *)p->q.data + 2 * (base + fmlai_q_permuted(p->h_q, head, d));
-        for (int32_t i = 0; i < PERMUTED_RUN; i++) {
-            uint16_t half;
-            memcpy(&half, from + 2 * i, sizeof half);
-            dst[d + i] = fmlai_f32_from_bf16(half);
-        }
+        fmlai_row_load(dst + d, p->q.data, FMLA_BF16, base + fmlai_q_permuted(p->h_q, head, d), PERMUTED_RUN);
     }
 }
 

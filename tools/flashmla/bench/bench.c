@@ -25,7 +25,7 @@ enum {
 };
 
 static const char usage[] =
-    "usage: flashmla bench [options]\n\n"
+    "[options]\n\n"
     "Times operations and relates them to this machine's limits, measured in the same run.\n\n"
     "  --operation NAME    only this operation (dense_decode, sparse_decode, sparse_prefill, ...)\n"
     "  --format NAME       only shapes with this KV format as main or extra cache\n"
@@ -63,18 +63,18 @@ typedef struct station {
 } station;
 
 #define STATIONS_MAX 6
+#define ROUNDS_MAX   15
 
-#define ROUNDS_MAX 15
-
-/* What is measured of one shape: rounds, each with its own limits on a device, whose clock drifts. */
+/* What is measured of one shape: rounds, each with its own limits, because clocks drift and neighbours come and go. */
 typedef struct rounds {
     bench_time time[ROUNDS_MAX];
     bench_limit limit[ROUNDS_MAX];
     int count, middle;
 } rounds;
 
-static int take_option(bench_options *o, int option, const char *argument)
+static int take_option(void *user, int option, const char *argument)
 {
+    bench_options *o = user;
     switch (option) {
     case OPTION_OPERATION:
         o->operation = operation_by_name(argument);
@@ -254,6 +254,16 @@ static bench_limit device_limit(bench_device *device)
     return limit;
 }
 
+/* The limits for a round of several. */
+static bench_limit round_limit(const station *s, int64_t of)
+{
+    if (s->device) {
+        return device_limit(s->device);
+    }
+    const fmla_context *context = s->engine.context;
+    return of > 1 ? bench_peak(fmla_context_threads(context), fmla_context_isa(context)) : s->limit;
+}
+
 static fmla_status run_rounds(const bench_options *o, station *s, problem *p, fmla_operation op, const any_args *args,
                               rounds *measured)
 {
@@ -261,7 +271,7 @@ static fmla_status run_rounds(const bench_options *o, station *s, problem *p, fm
     int64_t wanted = o->repeat > 0 ? o->repeat : s->device ? 3 : 1;
     memset(measured, 0, sizeof *measured);
     for (int i = 0; i < wanted && status == FMLA_OK; i++) {
-        measured->limit[i] = s->device ? device_limit(s->device) : s->limit;
+        measured->limit[i] = round_limit(s, wanted);
         status = bench_measure(&s->engine, s->device, &p->mem, op, args, (int32_t)o->runs, &measured->time[i]);
         measured->count = i + 1;
     }
@@ -282,6 +292,42 @@ static bench_work plain_work(const test_case *c)
     return (bench_work){.bytes = bytes, .bytes_published = bytes};
 }
 
+/* Measures on one station and reports. */
+static int run_station(const bench_options *o, station *s, problem *p, const any_args *args, const bench_shape *shape,
+                       const bench_work *work, cJSON *records)
+{
+    rounds measured;
+    fmla_status status = run_rounds(o, s, p, (fmla_operation)shape->c.op, args, &measured);
+    if (status == FMLA_ERROR_UNSUPPORTED) {
+        printf("%-56s not offered: %s\n", shape->name, engine_error(&s->engine));
+    } else if (status != FMLA_OK) {
+        return cli_status(s->engine.context, status, shape->name);
+    } else {
+        report(o, s, shape, &measured, work, records);
+    }
+    return CLI_OK;
+}
+
+/* The same in the tier that the shape is about. */
+static int run_tier(const bench_options *o, station *s, problem *p, const any_args *args, const bench_shape *shape,
+                    const bench_work *work, cJSON *records)
+{
+    station other = *s;
+    cli_options options = s->engine.options;
+    options.isa = shape->isa;
+    options.threads = fmla_context_threads(s->engine.context);
+    if (!fmla_isa_available(shape->isa)) {
+        printf("%-56s no %s here\n", shape->name, fmla_isa_name(shape->isa));
+        return CLI_OK;
+    }
+    if (engine_open(&other.engine, &options) != CLI_OK) {
+        return CLI_ERROR;
+    }
+    int status = run_station(o, &other, p, args, shape, work, records);
+    engine_close(&other.engine);
+    return status;
+}
+
 static int run_shape(const bench_options *o, station *stations, int count, const bench_shape *shape, cJSON *records)
 {
     problem p;
@@ -297,16 +343,10 @@ static int run_shape(const bench_options *o, station *stations, int count, const
     }
     bench_work work = attention ? bench_work_of(&p) : plain_work(&shape->c);
     for (int i = 0; i < count && status == CLI_OK; i++) {
-        rounds measured;
+        station *s = &stations[i];
+        bool tier = s->engine.host && shape->isa != FMLA_ISA_AUTO;
         p.mem.resident = i > 0; /* the tensors are there already, and nobody looks at the results */
-        fmla_status s = run_rounds(o, &stations[i], &p, (fmla_operation)shape->c.op, &args, &measured);
-        if (s == FMLA_ERROR_UNSUPPORTED) {
-            printf("%-56s not offered: %s\n", shape->name, engine_error(&stations[i].engine));
-        } else if (s != FMLA_OK) {
-            status = cli_status(stations[i].engine.context, s, shape->name);
-        } else {
-            report(o, &stations[i], shape, &measured, &work, records);
-        }
+        status = (tier ? run_tier : run_station)(o, s, &p, &args, shape, &work, records);
     }
     problem_free(&p);
     return status;
@@ -335,7 +375,7 @@ static cJSON *limits_json(const station *stations, int count)
     return list;
 }
 
-static int write_json(const bench_options *o, const station *stations, int count, cJSON *records)
+static int write_json(const bench_options *o, const station *stations, int count, cJSON *records, cJSON *ratios)
 {
     fmla_device_info info = FMLA_DEVICE_INFO_INIT;
     fmla_device device = fmla_context_device(stations[0].engine.context);
@@ -357,6 +397,7 @@ static int write_json(const bench_options *o, const station *stations, int count
     }
     cJSON_AddItemToObject(root, "peaks", limits_json(stations, count));
     cJSON_AddItemReferenceToObject(root, "records", records);
+    cJSON_AddItemReferenceToObject(root, "ratios", ratios);
     return cli_write_json(o->json, root);
 }
 
@@ -470,7 +511,7 @@ static int run_bench(const bench_options *o, const bench_shapes *list)
 {
     station stations[STATIONS_MAX];
     int count = 0;
-    cJSON *records = cJSON_CreateArray();
+    cJSON *records = cJSON_CreateArray(), *ratios = NULL;
     memset(stations, 0, sizeof stations);
     int status = open_stations(o, stations, &count);
     if (status == CLI_OK) {
@@ -480,9 +521,10 @@ static int run_bench(const bench_options *o, const bench_shapes *list)
             status = run_shape(o, stations, count, &list->shapes[i], records);
         }
         cli_progress(NULL);
+        ratios = bench_ratios(list, records, o->json == NULL || strcmp(o->json, "-") != 0);
     }
     if (status == CLI_OK && o->json != NULL) {
-        status = write_json(o, stations, count, records);
+        status = write_json(o, stations, count, records, ratios);
     }
     if (status == CLI_OK && o->plot != NULL) {
         status = bench_plot(o->plot, records);
@@ -491,6 +533,7 @@ static int run_bench(const bench_options *o, const bench_shapes *list)
     for (int i = 0; i < count; i++) {
         engine_close(&stations[i].engine);
     }
+    cJSON_Delete(ratios);
     cJSON_Delete(records);
     return status;
 }
@@ -540,19 +583,8 @@ int cmd_bench(int argc, char **argv)
     bench_shapes list = {0};
     cli_json_names_file(table, OPTION_JSON_FILE);
     o.shared.device = FMLA_DEVICE_CPU;
-    for (int option; (option = cli_getopt(argc, argv, table)) != -1;) {
-        if (option == CLI_OPTION_HELP) {
-            fputs(usage, stdout);
-            return CLI_OK;
-        }
-        if (take_option(&o, option, optarg) != CLI_OK) {
-            return CLI_ERROR;
-        }
-    }
-    if (optind < argc) {
-        return cli_error("bench: unexpected argument '%s'", argv[optind]);
-    }
-    int status = make_list(&o, &list);
+    int status = cli_take_options(argc, argv, table, usage, 0, take_option, &o);
+    status = status == CLI_OK ? make_list(&o, &list) : status;
     if (status == CLI_OK && o.list) {
         for (size_t i = 0; i < list.count; i++) {
             printf("%s\n", list.shapes[i].name);

@@ -12,12 +12,23 @@
 typedef struct bench_shape {
     char name[160]; /* file/group/what varies in the group */
     double goal[2]; /* share of the limit to reach on one thread, on more; 0: none stated */
+    fmla_isa isa;   /* the CPU tier that it is about; FMLA_ISA_AUTO: the one that was asked for */
     test_case c;
 } bench_shape;
+
+/* The time of one shape in terms of another's. */
+typedef struct bench_ratio {
+    char of[160], to[160];
+    double at_most; /* the goal */
+} bench_ratio;
+
+#define BENCH_RATIOS_MAX 16
 
 typedef struct bench_shapes {
     bench_shape *shapes;
     size_t count;
+    bench_ratio ratios[BENCH_RATIOS_MAX];
+    size_t ratio_count;
 } bench_shapes;
 
 /* Where shapes are by default: beside the installed program (../share/flashmla/shapes), else in the source tree. */
@@ -79,6 +90,11 @@ int bench_bytes_problem(problem *p, const test_case *c, engine *maker, any_args 
 bool bench_small_problem(memory *m, const test_case *c, any_args *args);
 /* Bytes that such a call reads and writes. */
 double bench_bytes_of(const test_case *c);
+
+/* ---- ratios (bench/ratios.c) --------------------------------------------------------------------------------- */
+
+/* An array of the ratios of which both shapes were measured, one for each number of threads; prints them if `print`. */
+cJSON *bench_ratios(const bench_shapes *list, const cJSON *records, bool print);
 
 /* ---- pictures (bench/plot.c) --------------------------------------------------------------------------------- */
 

@@ -3,8 +3,10 @@
  * shapes.c: reads bench/shapes/<file>.json: {"for": "cpu" or "cuda", "groups": [{"name": ..., "operation": ...,
  * ...}]}. A member of a group is a field of a test case; a list of values makes a shape for each, crossed with the
  * other lists. A list of lists under "together" sets several fields at once: {"together": ["h_q", "topk"], "values":
- * [[64, 512], ...]}. "goal": the share of the limit to reach on one thread and on more. Files that are for something
- * else than a device are read only where --shape names their shapes.
+ * [[64, 512], ...]}. "goal": the share of the limit to reach on one thread and on more. "isa": the CPU tier that the
+ * group is about. Beside the groups, "ratios": [{"of": shape, "to": shape, "at_most": ...}] are goals for one shape's
+ * time in terms of another's. Files that are for something else than a device are read only where --shape names their
+ * shapes.
  */
 #include "bench/bench.h"
 
@@ -86,6 +88,11 @@ static int add_shape(const expansion *x, const char *text, const char *varying)
         return cli_error("shape %s: %s", shape.name, error);
     }
     shape.c.seed = 1;
+    const char *isa = cJSON_GetStringValue(cJSON_GetObjectItem(x->group, "isa"));
+    if (isa != NULL && cli_isa_by_name(isa) < 0) {
+        return cli_error("shape %s: no tier '%s'", shape.name, isa);
+    }
+    shape.isa = isa != NULL ? (fmla_isa)cli_isa_by_name(isa) : FMLA_ISA_AUTO;
     const cJSON *goal = cJSON_GetObjectItem(x->group, "goal");
     for (int i = 0; i < 2 && i < cJSON_GetArraySize(goal); i++) {
         shape.goal[i] = cJSON_GetArrayItem(goal, i)->valuedouble;
@@ -102,7 +109,8 @@ static int add_shape(const expansion *x, const char *text, const char *varying)
 
 static bool is_remark(const char *member)
 {
-    return strcmp(member, "name") == 0 || strcmp(member, "note") == 0 || strcmp(member, "goal") == 0;
+    return strcmp(member, "name") == 0 || strcmp(member, "note") == 0 || strcmp(member, "goal") == 0 ||
+           strcmp(member, "isa") == 0;
 }
 
 /* Goes through the group's members; a list branches. */
@@ -154,6 +162,22 @@ static int expand(const expansion *x, const cJSON *member, const char *text, con
     return expand(x, member->next, longer, varying);
 }
 
+static void read_ratios(bench_shapes *list, const cJSON *ratios)
+{
+    const cJSON *ratio;
+    cJSON_ArrayForEach(ratio, ratios)
+    {
+        const char *of = cJSON_GetStringValue(cJSON_GetObjectItem(ratio, "of"));
+        const char *to = cJSON_GetStringValue(cJSON_GetObjectItem(ratio, "to"));
+        if (of != NULL && to != NULL && list->ratio_count < BENCH_RATIOS_MAX) {
+            bench_ratio *r = &list->ratios[list->ratio_count++];
+            snprintf(r->of, sizeof r->of, "%s", of);
+            snprintf(r->to, sizeof r->to, "%s", to);
+            r->at_most = cJSON_GetNumberValue(cJSON_GetObjectItem(ratio, "at_most"));
+        }
+    }
+}
+
 static int read_shapes(bench_shapes *list, const char *path, const char *base, fmla_device device, const char *filter)
 {
     char *text = read_file(path);
@@ -176,6 +200,7 @@ static int read_shapes(bench_shapes *list, const char *path, const char *base, f
                 status = expand(&x, group->child, "", "");
             }
         }
+        read_ratios(list, cJSON_GetObjectItem(root, "ratios"));
     }
     cJSON_Delete(root);
     return status;

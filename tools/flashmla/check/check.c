@@ -24,7 +24,7 @@ enum {
 };
 
 static const char usage[] =
-    "usage: flashmla check [options]\n\n"
+    "[options]\n\n"
     "Runs every kernel against the float64 reference on made-up tensors that hold NaN wherever nothing may be read.\n"
     "A failure prints the command that repeats it. The last line is \"N passed, N failed\".\n\n"
     "  --operation NAME    only this operation (dense_decode, sparse_decode, sparse_prefill, ...)\n"
@@ -97,8 +97,9 @@ static int parse_share(check_options *o, const char *text)
     return CLI_OK;
 }
 
-static int take_option(check_options *o, int option, const char *argument)
+static int take_option(void *user, int option, const char *argument)
 {
+    check_options *o = user;
     static const char *const sets[] = {"quick", "all", "full"};
     switch (option) {
     case OPTION_OPERATION:
@@ -346,14 +347,9 @@ int cmd_check(int argc, char **argv)
     case_list list = {0};
     cli_json_names_file(table, OPTION_JSON_FILE);
     o.shared.device = FMLA_DEVICE_CPU;
-    for (int option; (option = cli_getopt(argc, argv, table)) != -1;) {
-        if (option == CLI_OPTION_HELP) {
-            fputs(usage, stdout);
-            return CLI_OK;
-        }
-        if (take_option(&o, option, optarg) != CLI_OK) {
-            return CLI_ERROR;
-        }
+    int status = cli_take_options(argc, argv, table, usage, 1, take_option, &o);
+    if (status != CLI_OK) {
+        return status;
     }
     if (o.only_ids && optind + 1 == argc) {
         o.ids = argv[optind++]; /* "--ids C001" is "--ids=C001" */
@@ -368,7 +364,7 @@ int cmd_check(int argc, char **argv)
                                                              ? "cuda" : fmla_isa_name((fmla_isa)o.shared.isa));
         return SKIPPED;
     }
-    int status = o.ids != NULL ? ids_valid(o.ids) : CLI_OK;
+    status = o.ids != NULL ? ids_valid(o.ids) : CLI_OK;
     if (status == CLI_OK && !o.only_ids) {
         status = make_list(&o, &list);
     }

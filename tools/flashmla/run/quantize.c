@@ -33,8 +33,8 @@ static const struct option table[] = {
     {NULL, 0, NULL, 0},
 };
 
-static const char usage_format[] =
-    "usage: flashmla %s --in FILE --out FILE --format NAME [options]\n"
+static const char usage[] =
+    "--in FILE --out FILE --format NAME [options]\n"
     "\n"
     "  quantize    tensor `src` ([tokens, d], [tokens, heads, d] or [pages, P, heads, d]), optional `slots` -> `kv`\n"
     "  dequantize  tensor `kv` ([pages, P, 1, bytes] or [pages, page stride]), optional `slots` -> `dst`\n"
@@ -53,41 +53,37 @@ static const char usage_format[] =
     "  --quantizer NAME       quantize: default, or v32-2025 (v32 as first published)\n"
     "  --dtype NAME           dequantize: bf16 (default), f16, f32\n" CLI_OPTIONS_HELP;
 
+static int take_option(void *user, int option, const char *argument)
+{
+    run_command *command = user;
+
+    switch (option) {
+    case OPT_IN: command->c.path = argument; return CLI_OK;
+    case OPT_OUT: command->request.out = argument; return CLI_OK;
+    case OPT_PREFIX: command->c.prefix = argument; return CLI_OK;
+    default: break;
+    }
+    if (option >= OPT_SETTING) {
+        const char *key = settings[option - OPT_SETTING];
+        return run_set(&command->c, key, strlen(key), argument);
+    }
+    return cli_option(&command->c.options, option, argument);
+}
+
 static int transcode(int argc, char **argv, const run_operation *operation)
 {
-    run_case c = {.operation = operation, .prefix = "", .ignore_unused = true, .options = CLI_OPTIONS_INIT};
-    run_request request = {.report = run_transcode_report};
-    int value;
-
-    while ((value = cli_getopt(argc, argv, table)) != -1) {
-        int result = CLI_OK;
-        if (value == CLI_OPTION_HELP) {
-            printf(usage_format, argv[0]);
-            return CLI_OK;
-        }
-        if (value == OPT_IN) {
-            c.path = optarg;
-        } else if (value == OPT_OUT) {
-            request.out = optarg;
-        } else if (value == OPT_PREFIX) {
-            c.prefix = optarg;
-        } else if (value >= OPT_SETTING) {
-            const char *key = settings[value - OPT_SETTING];
-            result = run_set(&c, key, strlen(key), optarg);
-        } else {
-            result = cli_option(&c.options, value, optarg);
-        }
-        if (result != CLI_OK) {
-            return CLI_ERROR;
-        }
+    run_command command = {
+        .c = {.operation = operation, .prefix = "", .ignore_unused = true, .options = CLI_OPTIONS_INIT},
+        .request = {.report = run_transcode_report},
+    };
+    int status = cli_take_options(argc, argv, table, usage, 0, take_option, &command);
+    if (status != CLI_OK) {
+        return status;
     }
-    if (optind != argc) {
-        return cli_error("%s: '%s' is not an option", argv[0], argv[optind]);
-    }
-    if (c.path == NULL || request.out == NULL) {
+    if (command.c.path == NULL || command.request.out == NULL) {
         return cli_error("%s: --in FILE and --out FILE are needed", argv[0]);
     }
-    return run_execute(&c, &request);
+    return run_execute(&command.c, &command.request);
 }
 
 int cmd_quantize(int argc, char **argv)

@@ -25,7 +25,7 @@ const run_operation run_operations[] = {
 const int run_operation_count = (int)(sizeof run_operations / sizeof run_operations[0]);
 
 static const char usage[] =
-    "usage: flashmla run <operation> --in FILE [--out FILE] [--compare FILE] [options]\n"
+    "<operation> --in FILE [--out FILE] [--compare FILE] [options]\n"
     "\n"
     "Runs an operation on the tensors of a .safetensors file. docs/run.md names the tensors and settings of each:\n"
     "  dense_decode sparse_decode sparse_prefill fused_prefill fused_decode mha_forward mha_backward\n"
@@ -160,25 +160,29 @@ static const char *setting_name(int value)
     return "";
 }
 
-static int take_option(run_case *c, run_request *request, int value)
+static int take_option(void *user, int option, const char *argument)
 {
-    switch (value) {
-    case OPT_IN: c->path = optarg; return CLI_OK;
-    case OPT_OUT: request->out = optarg; return CLI_OK;
-    case OPT_PREFIX: c->prefix = optarg; return CLI_OK;
-    case OPT_COMPARE: request->compare = optarg; return CLI_OK;
-    case OPT_COMPARE_PREFIX: request->compare_prefix = optarg; return CLI_OK;
-    case OPT_ABS: return parse_tolerance("--abs", optarg, &request->tolerance.abs);
-    case OPT_REL: return parse_tolerance("--rel", optarg, &request->tolerance.rel);
-    case OPT_COS: return parse_tolerance("--cos", optarg, &request->tolerance.cos_diff);
-    case OPT_SET: return set_pair(c, optarg);
+    run_command *command = user;
+    run_case *c = &command->c;
+    run_request *request = &command->request;
+
+    switch (option) {
+    case OPT_IN: c->path = argument; return CLI_OK;
+    case OPT_OUT: request->out = argument; return CLI_OK;
+    case OPT_PREFIX: c->prefix = argument; return CLI_OK;
+    case OPT_COMPARE: request->compare = argument; return CLI_OK;
+    case OPT_COMPARE_PREFIX: request->compare_prefix = argument; return CLI_OK;
+    case OPT_ABS: return parse_tolerance("--abs", argument, &request->tolerance.abs);
+    case OPT_REL: return parse_tolerance("--rel", argument, &request->tolerance.rel);
+    case OPT_COS: return parse_tolerance("--cos", argument, &request->tolerance.cos_diff);
+    case OPT_SET: return set_pair(c, argument);
     case OPT_IGNORE_UNUSED: c->ignore_unused = true; return CLI_OK;
     default: break;
     }
-    if (value >= OPT_SETTING) {
-        return run_set(c, setting_name(value), strlen(setting_name(value)), optarg);
+    if (option >= OPT_SETTING) {
+        return run_set(c, setting_name(option), strlen(setting_name(option)), argument);
     }
-    return cli_option(&c->options, value, optarg);
+    return cli_option(&c->options, option, argument);
 }
 
 static const run_operation *find_operation(const char *name)
@@ -193,29 +197,22 @@ static const run_operation *find_operation(const char *name)
 
 int cmd_run(int argc, char **argv)
 {
-    run_case c = {.prefix = "", .options = CLI_OPTIONS_INIT};
-    run_request request = {.tolerance = RUN_TOLERANCE_PUBLISHED};
-    int value;
-
-    while ((value = cli_getopt(argc, argv, table)) != -1) {
-        if (value == CLI_OPTION_HELP) {
-            fputs(usage, stdout);
-            return CLI_OK;
-        }
-        if (take_option(&c, &request, value) != CLI_OK) {
-            return CLI_ERROR;
-        }
+    run_command command = {.c = {.prefix = "", .options = CLI_OPTIONS_INIT},
+                           .request = {.tolerance = RUN_TOLERANCE_PUBLISHED}};
+    int status = cli_take_options(argc, argv, table, usage, argc, take_option, &command);
+    if (status != CLI_OK) {
+        return status;
     }
     if (optind + 1 != argc) {
         return cli_error("run: %s; `flashmla run --help` lists the operations",
                          optind == argc ? "no operation" : "more than one operation");
     }
-    c.operation = find_operation(argv[optind]);
-    if (c.operation == NULL) {
+    command.c.operation = find_operation(argv[optind]);
+    if (command.c.operation == NULL) {
         return cli_error("run: unknown operation '%s'; `flashmla run --help` lists them", argv[optind]);
     }
-    if (c.path == NULL) {
+    if (command.c.path == NULL) {
         return cli_error("run: --in FILE is missing");
     }
-    return run_execute(&c, &request);
+    return run_execute(&command.c, &command.request);
 }

@@ -72,6 +72,12 @@ typedef struct run_request {
     int (*report)(run_case *c, cJSON *tree); /* NULL: none; prints when tree is NULL */
 } run_request;
 
+/* Both, as a command's options fill them. */
+typedef struct run_command {
+    run_case c;
+    run_request request;
+} run_command;
+
 /* Opens the case, runs its operation, compares, writes, prints. Returns the exit status; the case is closed after. */
 int run_execute(run_case *c, const run_request *request);
 
