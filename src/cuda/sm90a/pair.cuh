@@ -537,7 +537,6 @@ static __device__ __forceinline__ void pair_prologue(const fmlac_mqa &p, pair_pl
     if (guessed && warp < MMA_WARPS) {
         copy_query<BLOCKS>(p, w, warp / 4);
     }
-    walk_costs(p, &m->walk, (int)threadIdx.x, 512);
 }
 
 /* BLOCKS: 64-dim blocks of a token, 8 or 9. */
@@ -549,9 +548,6 @@ template <int BLOCKS> static __device__ __forceinline__ void pair(const fmlac_mq
     ptx_cluster_sync();
     ptx_grid_wait();
     ptx_grid_launch_dependents();
-    if (threadIdx.x / 32 == MMA_WARPS + LOAD_WARPS) { /* here it has registers */
-        walk_begin(p, &m->walk, blockIdx.x / 2, gridDim.x / 2, threadIdx.x % 32);
-    }
     int group = __shfl_sync(0xFFFFFFFFu, (int)(threadIdx.x / 128), 0);
     int warp = __shfl_sync(0xFFFFFFFFu, (int)(threadIdx.x / 32), 0) - MMA_WARPS;
     if (group < 2) {

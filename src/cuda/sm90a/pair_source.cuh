@@ -210,6 +210,10 @@ template <int BLOCKS> static __device__ __forceinline__ void find_tokens(const f
 {
     int lane = threadIdx.x % 32;
     uint32_t tile = 0; /* in all pieces */
+    /* By more warps, before the roles part, this would cost the expanding ones registers. */
+    walk_costs(p, &m->walk, lane, 32);
+    __syncwarp();
+    walk_begin(p, &m->walk, blockIdx.x / 2, gridDim.x / 2, lane);
 #pragma unroll 1
     for (uint32_t i = 0;; i++) {
         scout_piece(p, m, i);
