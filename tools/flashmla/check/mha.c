@@ -226,14 +226,19 @@ static double row_squares_max(const fmla_tensor *t)
 static void allow_differences(const problem *p, const fmla_mha_backward_args *b, bool of_query, bool of_key, sums *s)
 {
     double scale = 0x1p-24 * p->scale;
-    double of_k = row_squares_max(&b->k), of_v = row_squares_max(&b->v), of_q = row_squares_max(&b->q);
-    for (int64_t t = 0; of_query && t < b->dq.shape[0]; t++) {
-        for (int64_t g = 0; g < b->dq.shape[1]; g++) {
-            compare_slack(&s->of[0], scale * sqrt(row_squares(&b->dout, t, g) * of_v * of_k), 1);
+    if (of_query) {
+        double of_keys = row_squares_max(&b->k) * row_squares_max(&b->v);
+        for (int64_t t = 0; t < b->dq.shape[0]; t++) {
+            for (int64_t g = 0; g < b->dq.shape[1]; g++) {
+                compare_slack(&s->of[0], scale * sqrt(row_squares(&b->dout, t, g) * of_keys), 1);
+            }
         }
     }
-    for (int64_t t = 0; of_key && t < b->dk.shape[0]; t++) {
-        compare_slack(&s->of[1], scale * sqrt(row_squares(&b->v, t, 0) * row_squares(&b->dv, t, 0) * of_q), 1);
+    if (of_key) {
+        double of_q = row_squares_max(&b->q);
+        for (int64_t t = 0; t < b->dk.shape[0]; t++) {
+            compare_slack(&s->of[1], scale * sqrt(row_squares(&b->v, t, 0) * row_squares(&b->dv, t, 0) * of_q), 1);
+        }
     }
 }
 
