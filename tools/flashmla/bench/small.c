@@ -4,20 +4,6 @@
 
 #include <string.h>
 
-/* A scale tensor of words whose rows are contiguous: [groups, rows, words] or [rows, words]. */
-static fmla_tensor scale_words(memory *m, int32_t rank, int64_t groups, int64_t rows, int64_t words)
-{
-    int64_t padded = (rows + 3) / 4 * 4;
-    fmla_tensor t = memory_tensor_4(m, FMLA_I32, 3, groups, words, padded, 0, 0, 0);
-    t.rank = rank;
-    t.shape[rank - 2] = rows;
-    t.shape[rank - 1] = words;
-    t.stride[0] = words * padded;
-    t.stride[rank - 2] = 1;
-    t.stride[rank - 1] = padded;
-    return t;
-}
-
 static void permute_q_b(memory *m, const test_case *c, fmla_permute_q_b_args *a)
 {
     int64_t rows = c->h_q * c->d_qk, words = c->count / c->group / 4;
@@ -25,9 +11,9 @@ static void permute_q_b(memory *m, const test_case *c, fmla_permute_q_b_args *a)
     a->h_q = (int32_t)c->h_q;
     a->d_q = (int32_t)c->d_qk;
     a->weight = memory_tensor_4(m, FMLA_U8, 2, rows, c->count, 0, 0, 0, 0);
-    a->scale = scale_words(m, 2, 1, rows, words);
+    a->scale = memory_scale_words(m, 2, 1, rows, words);
     a->out_weight = memory_tensor_4(m, FMLA_U8, 2, rows, c->count, 0, 0, 0, 0);
-    a->out_scale = scale_words(m, 2, 1, rows, words);
+    a->out_scale = memory_scale_words(m, 2, 1, rows, words);
 }
 
 static void permute_wv(memory *m, const test_case *c, fmla_permute_wv_args *a)
@@ -37,9 +23,9 @@ static void permute_wv(memory *m, const test_case *c, fmla_permute_wv_args *a)
     a->wv_group_size = (int32_t)c->group;
     a->d_o = (int32_t)c->d_v;
     a->weight = memory_tensor_4(m, FMLA_U8, 3, groups, c->count, width, 0, 0, 0);
-    a->scale = scale_words(m, 3, groups, c->count, width / 128);
+    a->scale = memory_scale_words(m, 3, groups, c->count, width / 128);
     a->out_weight = memory_tensor_4(m, FMLA_U8, 3, groups, c->count, width, 0, 0, 0);
-    a->out_scale = scale_words(m, 3, groups, c->count, width / 128);
+    a->out_scale = memory_scale_words(m, 3, groups, c->count, width / 128);
 }
 
 /* Every position is inside its request; pages lie in a mixed order. */
@@ -64,7 +50,7 @@ static void fp8_cast(memory *m, const test_case *c, fmla_fp8_cast_args *a)
     *a = (fmla_fp8_cast_args)FMLA_FP8_CAST_ARGS_INIT;
     a->src = memory_tensor_4(m, (fmla_dtype)c->dtype, 2, c->count, c->d_qk, 0, 0, 0, 0x3E);
     a->codes = memory_tensor_4(m, FMLA_U8, 2, c->count, c->d_qk, 0, 0, 0, 0);
-    a->scale = scale_words(m, 2, 1, c->count, c->d_qk / c->group / 4);
+    a->scale = memory_scale_words(m, 2, 1, c->count, c->d_qk / c->group / 4);
     a->group = (int32_t)c->group;
 }
 

@@ -55,7 +55,7 @@ typedef struct comparison {
     double max_error, max_value;
     double error_squares, rounding_squares;
     int32_t dtype;
-    double slack_squares; /* fused cast: what codes on ties may cost, see compare_slack */
+    double slack_squares; /* what compare_slack allows */
     double answer_squares, reference_squares;
     double logit_max;
     int64_t count, wrong, wrong_published;
@@ -67,9 +67,9 @@ typedef struct comparison {
 void compare_begin(comparison *c, quantity what, weight_class class, int32_t dtype, fmla_operation op, int theirs);
 /* One element; A and L as above; token and head are for the message. Infinities and NaN must agree exactly. */
 void compare_add(comparison *c, double answer, double reference, double A, double L, int64_t token, int64_t head);
-/* Fused cast: an element whose code may be off by a step of `step` with probability `chance`. */
+/* An element, or a row, may be off by `step` with probability `chance`: codes on ties, differences near zero. */
 void compare_slack(comparison *c, double step, double chance);
-/* 1 - 2 sum(a x) / (sum(a a) + sum(x x)); 0 if the reference is all zero. */
+/* 1 - 2 sum(a x) / (sum(a a) + sum(x x)); 0 if both are next to nothing. */
 double compare_cosine(const comparison *c);
 /* 0, or -1 with a line that says what is too far. */
 int compare_end(const comparison *c, char *why, size_t size);

@@ -140,20 +140,6 @@ static void random_bytes(rng *r, const fmla_tensor *t)
     }
 }
 
-/* A scale tensor whose rows are contiguous: [groups, rows, words] or [rows, words]. */
-static fmla_tensor scale_words(memory *m, int32_t rank, int64_t groups, int64_t rows, int64_t words)
-{
-    int64_t padded = (rows + 3) / 4 * 4;
-    fmla_tensor t = memory_tensor_4(m, FMLA_I32, 3, groups, words, padded, 0, 0, 0);
-    t.rank = rank;
-    t.shape[rank - 2] = rows;
-    t.shape[rank - 1] = words;
-    t.stride[0] = words * padded;
-    t.stride[rank - 2] = 1;
-    t.stride[rank - 1] = padded;
-    return t;
-}
-
 static uint8_t scale_byte(const fmla_tensor *t, int64_t group, int64_t row, int64_t byte)
 {
     int64_t word = t->rank == 3 ? tensor_offset(t, group, row, byte / 4, 0) : tensor_offset(t, row, byte / 4, 0, 0);
@@ -170,9 +156,9 @@ static verdict permute_q_b(checker *k, const test_case *c, memory *m, rng *r)
     q->h_q = (int32_t)c->h_q;
     q->d_q = (int32_t)d_q;
     q->weight = memory_tensor_4(m, FMLA_U8, 2, rows, width, 0, 0, (int)c->pad, 0);
-    q->scale = scale_words(m, 2, 1, rows, words);
+    q->scale = memory_scale_words(m, 2, 1, rows, words);
     q->out_weight = memory_tensor_4(m, FMLA_U8, 2, rows, width, 0, 0, 0, POISON_BYTE);
-    q->out_scale = scale_words(m, 2, 1, rows, words);
+    q->out_scale = memory_scale_words(m, 2, 1, rows, words);
     random_bytes(r, &q->weight);
     random_bytes(r, &q->scale);
     fmla_status status = engine_run(&k->engine, m, FMLA_OP_PERMUTE_Q_B, &a);
@@ -205,9 +191,9 @@ static verdict permute_wv(checker *k, const test_case *c, memory *m, rng *r)
     p->wv_group_size = (int32_t)G;
     p->d_o = (int32_t)d_o;
     p->weight = memory_tensor_4(m, FMLA_U8, 3, groups, rows, width, 0, (int)c->pad, 0);
-    p->scale = scale_words(m, 3, groups, rows, width / 128);
+    p->scale = memory_scale_words(m, 3, groups, rows, width / 128);
     p->out_weight = memory_tensor_4(m, FMLA_U8, 3, groups, rows, width, 0, 0, POISON_BYTE);
-    p->out_scale = scale_words(m, 3, groups, rows, width / 128);
+    p->out_scale = memory_scale_words(m, 3, groups, rows, width / 128);
     random_bytes(r, &p->weight);
     random_bytes(r, &p->scale);
     fmla_status status = engine_run(&k->engine, m, FMLA_OP_PERMUTE_WV, &a);

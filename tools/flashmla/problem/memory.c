@@ -68,6 +68,19 @@ fmla_tensor memory_tensor_4(memory *m, fmla_dtype dtype, int32_t rank, int64_t n
     return memory_tensor(m, dtype, rank, shape, pad, fill);
 }
 
+fmla_tensor memory_scale_words(memory *m, int32_t rank, int64_t groups, int64_t rows, int64_t words)
+{
+    int64_t padded = (rows + 3) / 4 * 4;
+    fmla_tensor t = memory_tensor_4(m, FMLA_I32, 3, groups, words, padded, 0, 0, 0);
+    t.rank = rank;
+    t.shape[rank - 2] = rows;
+    t.shape[rank - 1] = words;
+    t.stride[0] = words * padded;
+    t.stride[rank - 2] = 1;
+    t.stride[rank - 1] = padded;
+    return t;
+}
+
 buffer *memory_find(const memory *m, const void *address)
 {
     const uint8_t *p = address;

@@ -34,6 +34,9 @@ void *memory_take(memory *m, size_t size, size_t misalign);
 fmla_tensor memory_tensor(memory *m, fmla_dtype dtype, int32_t rank, const int64_t *shape, int pad, uint8_t fill);
 fmla_tensor memory_tensor_4(memory *m, fmla_dtype dtype, int32_t rank, int64_t n0, int64_t n1, int64_t n2, int64_t n3,
                             int pad, uint8_t fill);
+/* Packed scales, four to a word, rows contiguous and padded to a multiple of four: [groups, rows, words], or [rows,
+ * words] of one group. Filled with 0. */
+fmla_tensor memory_scale_words(memory *m, int32_t rank, int64_t groups, int64_t rows, int64_t words);
 buffer *memory_find(const memory *m, const void *address);
 /* 1 if all guard bytes are as they were written. */
 int memory_intact(const memory *m);
