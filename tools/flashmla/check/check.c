@@ -345,6 +345,7 @@ int cmd_check(int argc, char **argv)
     };
     check_options o = {.shared = CLI_OPTIONS_INIT, .operation = -1, .seed = 1, .share = 1, .shares = 1};
     case_list list = {0};
+    memory_reuse_pages();
     cli_json_names_file(table, OPTION_JSON_FILE);
     o.shared.device = FMLA_DEVICE_CPU;
     int status = cli_take_options(argc, argv, table, usage, 1, take_option, &o);
