@@ -46,6 +46,25 @@ class Bench(ProgramTest):
         self.assertTrue(names)
         self.assertEqual(len(names), len(set(names)))
 
+    def shapes(self, ratios):
+        tree = {"for": "cpu", "groups": [{"name": "g", "operation": "merge", "topk": [2, 3]}], "ratios": ratios}
+        (self.folder / "own.json").write_text(json.dumps(tree))
+        return ["bench", "--list", "--shapes", self.folder]
+
+    def test_ratios_that_are_not_understood_are_refused(self):
+        good = {"of": "own/g/topk=3", "to": "own/g/topk=2", "at_most": 2}
+        self.assertEqual(self.good(*self.shapes([good] * 16)).split(), ["own/g/topk=2", "own/g/topk=3"])
+        for pattern, ratios in (
+            ('own.json: group "ratios", entry 17: allowed are 16 ratios', [good] * 17),
+            ('own.json: group "ratios", entry 2: allowed are "of" and "to"', [good, {"of": "a", "at_most": 1}]),
+            ('own.json: group "ratios", entry 1: allowed are "of" and "to"', [{"to": "a", "at_most": 1}]),
+            ('own.json: group "ratios", entry 1: allowed are "of" and "to"', [dict(good, to="x" * 500)]),
+            ('own.json: group "ratios", entry 1: allowed is an "at_most"', [{"of": "a", "to": "b"}]),
+            ('own.json: group "ratios": allowed is a list', good),
+        ):
+            with self.subTest(pattern):
+                self.bad(pattern, *self.shapes(ratios))
+
     def test_bad_input(self):
         for pattern, arguments in (
             ("no shape matches", ["--shape", "no such shape"]),

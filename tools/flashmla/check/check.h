@@ -35,6 +35,12 @@ verdict check_fail(checker *k, const char *format, ...) __attribute__((format(pr
 
 verdict check_case(checker *k, const test_case *c);
 
+/* Leaves the share-th (from 1) of so many parts of the list, which should take equally long; budget as the checker's.
+ */
+void share_deal(case_list *list, int64_t share, int64_t shares, double budget);
+/* What a case may cost in all, in bytes that are made, moved and looked at. */
+double share_cost(const test_case *c, double budget);
+
 /* The outputs of a problem that was run, against the reference on rows that the budget allows. */
 verdict check_attention_outputs(checker *k, const problem *p);
 verdict check_mha_outputs(checker *k, const problem *p);

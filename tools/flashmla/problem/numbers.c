@@ -37,20 +37,18 @@ float bf16_value(uint16_t bits)
 uint16_t f16_bits(float x)
 {
     uint16_t sign = (uint16_t)((bits_of(x) >> 16) & 0x8000);
-    double a = fabs((double)x);
+    uint32_t bits = bits_of(x) & 0x7FFFFFFF;
     if (isnan(x)) {
         return (uint16_t)(sign | 0x7E00);
     }
-    if (a >= 65520.0) {
+    if (bits >= bits_of(65520)) {
         return (uint16_t)(sign | 0x7C00);
     }
-    if (a < 0x1p-14) {
-        return (uint16_t)(sign | (uint16_t)nearbyint(a * 0x1p24)); /* 1024 here is the smallest normal number's code */
+    if (bits < bits_of(0x1p-14f)) { /* floats of 0.5 to 1 are as far apart as these numbers: the sum rounds */
+        return (uint16_t)(sign | (bits_of(float_of(bits) + 0.5f) - bits_of(0.5f)));
     }
-    int e;
-    double m = frexp(a, &e);                                         /* a = m 2^e, m in [0.5, 1) */
-    int code = (e + 14) * 1024 + (int)nearbyint((m * 2 - 1) * 1024); /* a carry moves into the exponent */
-    return (uint16_t)(sign | code);
+    bits += 0xFFF + ((bits >> 13) & 1); /* a carry moves into the exponent */
+    return (uint16_t)(sign | ((bits >> 13) - (112 << 10)));
 }
 
 float f16_value(uint16_t bits)
