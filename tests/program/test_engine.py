@@ -22,6 +22,18 @@ class Check(ProgramTest):
                   for k in (1, 2, 3, 4)]
         self.assertEqual(sorted(sum(shares, [])), sorted(whole))
 
+    def test_shares_have_their_part_of_what_is_dear(self):
+        def tokens(case):
+            field = dict(word.split("=") for word in case.split(","))
+            return int(field.get("b", 1)) * int(field.get("s_kv", 64)) * int(field.get("h_kv", 1))
+
+        command = ["check", "--operation", "dense_decode", "--cases", "full", "--list"]
+        dear = sorted(self.good(*command).split(), key=tokens)[-16:]
+        self.assertGreater(tokens(dear[0]), 2**20)
+        for k in range(1, 17):
+            share = self.good(*command, "--share", f"{k}/16").split()
+            self.assertIn(sum(case in dear for case in share), (0, 1, 2), f"share {k}")
+
     def test_a_machine_without_the_device_may_be_skipped(self):
         done = run("check", "--operation", "merge", "--backend", "cuda", "--may-skip")
         self.assertIn(done.returncode, (0, 77))

@@ -81,12 +81,19 @@ void share_deal(case_list *list, int64_t share, int64_t shares, double budget)
         loads[least] += order[i].cost;
         ours[order[i].index] = least == share - 1;
     }
-    size_t kept = 0;
-    for (size_t i = 0; i < list->count; i++) {
+    /* Neighbours in the list are alike, and the largest must not all be in memory at one time: every share begins
+     * elsewhere. */
+    size_t kept = 0, first = (size_t)((double)list->count * (double)(share - 1) / (double)shares);
+    test_case *cases = xmalloc((list->count + 1) * sizeof *cases);
+    for (size_t n = 0; n < list->count; n++) {
+        size_t i = (first + n) % list->count;
         if (ours[i]) {
-            list->cases[kept++] = list->cases[i];
+            cases[kept++] = list->cases[i];
         }
     }
+    free(list->cases);
+    list->cases = cases;
+    list->capacity = list->count + 1;
     list->count = kept;
     free(order);
     free(loads);
