@@ -47,6 +47,10 @@ int fmlai_ceil_log2_f32(float x);     /* smallest e with 2^e >= x; x finite, > 0
 float fmlai_load_f32(const void *data, fmla_dtype dtype, int64_t i);
 double fmlai_load_f64(const void *data, fmla_dtype dtype, int64_t i);
 void fmlai_store_f32(void *data, fmla_dtype dtype, int64_t i, float x);
+/* Elements begin..end-1 into dst[0..]. */
+void fmlai_load_row(const void *data, fmla_dtype dtype, int64_t begin, int64_t end, float *dst);
+/* Rounds n floats to bf16. */
+void fmlai_round_row(float *x, int64_t n);
 void fmlai_store_f64(void *data, fmla_dtype dtype, int64_t i, double x);
 
 /* ---- the table (table.c) ------------------------------------------------------------------------------- */

@@ -234,6 +234,33 @@ float fmlai_load_f32(const void *data, fmla_dtype dtype, int64_t i)
     return (float)fmlai_load_f64(data, dtype, i);
 }
 
+void fmlai_load_row(const void *data, fmla_dtype dtype, int64_t begin, int64_t end, float *dst)
+{
+    switch (dtype) {
+    case FMLA_BF16:
+        for (int64_t i = begin; i < end; i++) {
+            dst[i - begin] = fmlai_f32_from_bf16(load_u16(data, i));
+        }
+        break;
+    case FMLA_F16:
+        for (int64_t i = begin; i < end; i++) {
+            dst[i - begin] = fmlai_f32_from_f16(load_u16(data, i));
+        }
+        break;
+    default:
+        for (int64_t i = begin; i < end; i++) {
+            dst[i - begin] = fmlai_load_f32(data, dtype, i);
+        }
+    }
+}
+
+void fmlai_round_row(float *x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        x[i] = fmlai_f32_from_bf16(fmlai_bf16_from_f32(x[i]));
+    }
+}
+
 void fmlai_store_f64(void *data, fmla_dtype dtype, int64_t i, double x)
 {
     float narrow = (float)x;

@@ -58,18 +58,15 @@ void fmlai_token_read_dims(const fmlai_pool *pool, int64_t slot, int32_t head, i
     const fmla_format_info *f = &pool->format;
     const uint8_t *row = fmlai_pool_row(pool, slot);
     if (f->layout == FMLA_LAYOUT_PLAIN) {
-        for (int32_t j = begin; j < end; j++) {
-            dst[j - begin] = fmlai_load_f32(row + head * pool->head_stride, (fmla_dtype)f->element, j);
-        }
+        fmlai_load_row(row + head * pool->head_stride, (fmla_dtype)f->element, begin, end, dst);
         return;
     }
     int32_t codes_end = end < f->quant_dims ? end : f->quant_dims;
     if (begin < codes_end) {
         read_codes(pool, slot, begin, codes_end, dst);
     }
-    for (int32_t j = begin > f->quant_dims ? begin : f->quant_dims; j < end; j++) {
-        dst[j - begin] = fmlai_load_f32(row + f->rope_offset, FMLA_BF16, j - f->quant_dims);
-    }
+    int32_t rope = begin > f->quant_dims ? begin : f->quant_dims;
+    fmlai_load_row(row + f->rope_offset, FMLA_BF16, rope - f->quant_dims, end - f->quant_dims, dst + (rope - begin));
 }
 
 void fmlai_token_read_f32(const fmlai_pool *pool, int64_t slot, int32_t head, float *dst)
@@ -83,7 +80,5 @@ void fmlai_token_read(const fmlai_pool *pool, int64_t slot, int32_t head, float 
     if (pool->format.element == FMLA_F16) {
         return;
     }
-    for (int32_t j = 0; j < pool->format.d_qk; j++) {
-        dst[j] = fmlai_f32_from_bf16(fmlai_bf16_from_f32(dst[j]));
-    }
+    fmlai_round_row(dst, pool->format.d_qk);
 }

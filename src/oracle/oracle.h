@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * oracle.h: the float64 reference of every operation. It is written to be read beside the definitions in
- * docs/numerics.md and docs/formats.md and never for speed: one thread, plain loops, no rounding but those
- * that an operation defines (the stored formats, RoPE on q, the output cast) and one when a result is stored.
+ * docs/numerics.md and docs/formats.md: one thread, plain loops, no rounding but those that an operation
+ * defines (the stored formats, RoPE on q, the output cast) and one when a result is stored. Every sum runs from
+ * left to right in the order of the definition; where that costs no clarity, sums run side by side.
  * Every other backend is tested against it. Temporary arrays live in the call's workspace; nothing is
  * allocated in a call, except a token's row the first time a longer one is met.
  */

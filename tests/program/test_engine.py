@@ -22,6 +22,18 @@ class Check(ProgramTest):
                   for k in (1, 2, 3, 4)]
         self.assertEqual(sorted(sum(shares, [])), sorted(whole))
 
+    def test_shares_have_their_part_of_what_is_dear(self):
+        def tokens(case):
+            field = dict(word.split("=") for word in case.split(","))
+            return int(field.get("b", 1)) * int(field.get("s_kv", 64)) * int(field.get("h_kv", 1))
+
+        command = ["check", "--operation", "dense_decode", "--cases", "full", "--list"]
+        dear = sorted(self.good(*command).split(), key=tokens)[-16:]
+        self.assertGreater(tokens(dear[0]), 2**20)
+        for k in range(1, 17):
+            share = self.good(*command, "--share", f"{k}/16").split()
+            self.assertIn(sum(case in dear for case in share), (0, 1, 2), f"share {k}")
+
     def test_a_machine_without_the_device_may_be_skipped(self):
         done = run("check", "--operation", "merge", "--backend", "cuda", "--may-skip")
         self.assertIn(done.returncode, (0, 77))
@@ -45,6 +57,25 @@ class Bench(ProgramTest):
         names = self.good("bench", "--list", "--operation", "dense_decode").split()
         self.assertTrue(names)
         self.assertEqual(len(names), len(set(names)))
+
+    def shapes(self, ratios):
+        tree = {"for": "cpu", "groups": [{"name": "g", "operation": "merge", "topk": [2, 3]}], "ratios": ratios}
+        (self.folder / "own.json").write_text(json.dumps(tree))
+        return ["bench", "--list", "--shapes", self.folder]
+
+    def test_ratios_that_are_not_understood_are_refused(self):
+        good = {"of": "own/g/topk=3", "to": "own/g/topk=2", "at_most": 2}
+        self.assertEqual(self.good(*self.shapes([good] * 16)).split(), ["own/g/topk=2", "own/g/topk=3"])
+        for pattern, ratios in (
+            ('own.json: group "ratios", entry 17: allowed are 16 ratios', [good] * 17),
+            ('own.json: group "ratios", entry 2: allowed are "of" and "to"', [good, {"of": "a", "at_most": 1}]),
+            ('own.json: group "ratios", entry 1: allowed are "of" and "to"', [{"to": "a", "at_most": 1}]),
+            ('own.json: group "ratios", entry 1: allowed are "of" and "to"', [dict(good, to="x" * 500)]),
+            ('own.json: group "ratios", entry 1: allowed is an "at_most"', [{"of": "a", "to": "b"}]),
+            ('own.json: group "ratios": allowed is a list', good),
+        ):
+            with self.subTest(pattern):
+                self.bad(pattern, *self.shapes(ratios))
 
     def test_bad_input(self):
         for pattern, arguments in (

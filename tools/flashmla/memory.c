@@ -23,6 +23,7 @@ typedef struct cuda_driver {
     int (*release)(uintptr_t pointer);
     int (*to_device)(uintptr_t target, const void *source, size_t size);
     int (*to_host)(void *target, uintptr_t source, size_t size);
+    int (*fill)(uintptr_t target, unsigned char byte, size_t size);
     int device;
 } cuda_driver;
 
@@ -57,7 +58,8 @@ static int open_cuda(cuda_driver *cuda, int32_t device_index)
         !load(cuda, "cuCtxSetCurrent", &cuda->set_current) ||
         !load(cuda, "cuCtxSynchronize", &cuda->synchronize) ||
         !load(cuda, "cuMemAlloc_v2", &cuda->alloc) || !load(cuda, "cuMemFree_v2", &cuda->release) ||
-        !load(cuda, "cuMemcpyHtoD_v2", &cuda->to_device) || !load(cuda, "cuMemcpyDtoH_v2", &cuda->to_host)) {
+        !load(cuda, "cuMemcpyHtoD_v2", &cuda->to_device) || !load(cuda, "cuMemcpyDtoH_v2", &cuda->to_host) ||
+        !load(cuda, "cuMemsetD8_v2", &cuda->fill)) {
         dlclose(cuda->library);
         return cli_error("the CUDA driver lacks a function that the program needs");
     }
@@ -158,6 +160,19 @@ int cli_memory_upload(cli_memory *memory, void *block, const void *source, size_
     }
     int code = memory->cuda.to_device((uintptr_t)block, source, size);
     return code == 0 ? CLI_OK : cli_error("copy to the device failed (CUDA error %d)", code);
+}
+
+int cli_memory_fill(cli_memory *memory, void *block, uint8_t byte, size_t size)
+{
+    if (size == 0) {
+        return CLI_OK;
+    }
+    if (memory->host) {
+        memset(block, byte, size);
+        return CLI_OK;
+    }
+    int code = memory->cuda.fill((uintptr_t)block, byte, size);
+    return code == 0 ? CLI_OK : cli_error("filling memory of the device failed (CUDA error %d)", code);
 }
 
 int cli_memory_download(cli_memory *memory, void *target, const void *block, size_t size)

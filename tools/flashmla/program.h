@@ -150,8 +150,9 @@ int cli_memory_open(const fmla_context *context, int32_t device_index, cli_memor
 void cli_memory_close(cli_memory *memory);
 /* NULL with the message printed when there is not enough. size 0 gives a valid block. */
 void *cli_memory_new(cli_memory *memory, size_t size);
-/* Copies wait for earlier work of the default stream. CLI_OK or CLI_ERROR (message printed). */
+/* Copies and fills wait for earlier work of the default stream. CLI_OK or CLI_ERROR (message printed). */
 int cli_memory_upload(cli_memory *memory, void *block, const void *source, size_t size);
+int cli_memory_fill(cli_memory *memory, void *block, uint8_t byte, size_t size);
 int cli_memory_download(cli_memory *memory, void *target, const void *block, size_t size);
 /* Waits for all work of the default stream, as a timer needs it. */
 int cli_memory_synchronize(cli_memory *memory);

@@ -23,6 +23,7 @@ int cuMemFree_v2(pointer memory);
 int cuMemcpyHtoD_v2(pointer to, const void *from, size_t size);
 int cuMemcpyDtoH_v2(void *to, pointer from, size_t size);
 int cuMemcpyDtoDAsync_v2(pointer to, pointer from, size_t size, void *stream);
+int cuMemsetD8_v2(pointer to, unsigned char value, size_t size);
 int cuMemsetD8Async(pointer to, unsigned char value, size_t size, void *stream);
 int cuMemGetInfo_v2(size_t *available, size_t *total);
 int cuStreamCreate(void **stream, unsigned flags);
@@ -102,6 +103,12 @@ int cuMemcpyDtoDAsync_v2(pointer to, pointer from, size_t size, void *stream)
 {
     memcpy((void *)to, (const void *)from, size);
     return stream == NULL;
+}
+
+int cuMemsetD8_v2(pointer to, unsigned char value, size_t size)
+{
+    memset((void *)to, value, size);
+    return 0;
 }
 
 int cuMemsetD8Async(pointer to, unsigned char value, size_t size, void *stream)

@@ -162,20 +162,44 @@ static int expand(const expansion *x, const cJSON *member, const char *text, con
     return expand(x, member->next, longer, varying);
 }
 
-static void read_ratios(bench_shapes *list, const cJSON *ratios)
+static int read_ratio(bench_ratio *r, const char *path, int number, const cJSON *ratio)
+{
+    const char *of = cJSON_GetStringValue(cJSON_GetObjectItem(ratio, "of"));
+    const char *to = cJSON_GetStringValue(cJSON_GetObjectItem(ratio, "to"));
+    const cJSON *at_most = cJSON_GetObjectItem(ratio, "at_most");
+    if (of == NULL || to == NULL || strlen(of) >= sizeof r->of || strlen(to) >= sizeof r->to) {
+        return cli_error(
+            "%s: group \"ratios\", entry %d: allowed are \"of\" and \"to\", both names of shapes of less than "
+            "%zu characters",
+            path, number, sizeof r->of);
+    }
+    if (!cJSON_IsNumber(at_most) || !(at_most->valuedouble > 0)) {
+        return cli_error("%s: group \"ratios\", entry %d: allowed is an \"at_most\" above 0", path, number);
+    }
+    strcpy(r->of, of);
+    strcpy(r->to, to);
+    r->at_most = at_most->valuedouble;
+    return CLI_OK;
+}
+
+static int read_ratios(bench_shapes *list, const char *path, const cJSON *ratios)
 {
     const cJSON *ratio;
+    int number = 0, status = ratios == NULL || cJSON_IsArray(ratios)
+                                 ? CLI_OK
+                                 : cli_error("%s: group \"ratios\": allowed is a list of ratios", path);
     cJSON_ArrayForEach(ratio, ratios)
     {
-        const char *of = cJSON_GetStringValue(cJSON_GetObjectItem(ratio, "of"));
-        const char *to = cJSON_GetStringValue(cJSON_GetObjectItem(ratio, "to"));
-        if (of != NULL && to != NULL && list->ratio_count < BENCH_RATIOS_MAX) {
-            bench_ratio *r = &list->ratios[list->ratio_count++];
-            snprintf(r->of, sizeof r->of, "%s", of);
-            snprintf(r->to, sizeof r->to, "%s", to);
-            r->at_most = cJSON_GetNumberValue(cJSON_GetObjectItem(ratio, "at_most"));
+        number++;
+        if (status == CLI_OK && list->ratio_count == BENCH_RATIOS_MAX) {
+            status = cli_error("%s: group \"ratios\", entry %d: allowed are %d ratios in all files that are read", path,
+                               number, BENCH_RATIOS_MAX);
+        }
+        if (status == CLI_OK) {
+            status = read_ratio(&list->ratios[list->ratio_count++], path, number, ratio);
         }
     }
+    return status;
 }
 
 static int read_shapes(bench_shapes *list, const char *path, const char *base, fmla_device device, const char *filter)
@@ -200,7 +224,9 @@ static int read_shapes(bench_shapes *list, const char *path, const char *base, f
                 status = expand(&x, group->child, "", "");
             }
         }
-        read_ratios(list, cJSON_GetObjectItem(root, "ratios"));
+        if (status == CLI_OK) {
+            status = read_ratios(list, path, cJSON_GetObjectItem(root, "ratios"));
+        }
     }
     cJSON_Delete(root);
     return status;

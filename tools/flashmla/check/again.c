@@ -11,29 +11,11 @@
 #include "check/check.h"
 #include "problem/numbers.h"
 
-/* Runs args (their outputs are the problem's) and compares with the first results. */
-static verdict run_and_compare(checker *k, engine *e, problem *p, const any_args *args, const uint8_t *results,
-                               size_t size, const char *how)
-{
-    uint8_t *now = NULL;
-    size_t now_size = 0;
-    verdict v = check_run(k, e, p, args, &now, &now_size);
-    if (v == VERDICT_PASSED) {
-        v = check_same(k, p, now, results, size, how);
-    } else if (v == VERDICT_FAILED) {
-        char why[512];
-        snprintf(why, sizeof why, "%.500s", k->why);
-        check_fail(k, "%s: %s", how, why);
-    }
-    free(now);
-    return v;
-}
-
-static verdict again_threads(checker *k, problem *p, const uint8_t *results, size_t size)
+static verdict again_threads(checker *k, problem *p, const uint8_t *results)
 {
     any_args args;
     problem_args(p, &args);
-    verdict v = run_and_compare(k, &k->engine, p, &args, results, size, "a second run");
+    verdict v = check_run_same(k, &k->engine, p, &args, results, "a second run");
     if (!k->engine.host || v != VERDICT_PASSED) {
         return v;
     }
@@ -43,7 +25,7 @@ static verdict again_threads(checker *k, problem *p, const uint8_t *results, siz
     for (int i = 0; i < CHECK_OTHERS && v == VERDICT_PASSED; i++) {
         char how[40];
         snprintf(how, sizeof how, "%d threads", (int)fmla_context_threads(k->others[i].context));
-        v = run_and_compare(k, &k->others[i], p, &args, results, size, how);
+        v = check_run_same(k, &k->others[i], p, &args, results, how);
     }
     return v;
 }
@@ -161,22 +143,14 @@ static fmla_status run_slice(checker *k, problem *p, int64_t i, int64_t first, i
     return status;
 }
 
-/* The outputs as they are now, in canonical order, against the first results: a run with nothing to do. */
-static verdict compare_outputs(checker *k, problem *p, const uint8_t *results, size_t size, const char *how)
+/* The outputs as they are now against the first results: a run with nothing to do. */
+static verdict compare_outputs(checker *k, problem *p, const uint8_t *results, const char *how)
 {
-    const fmla_tensor *outputs[4];
-    int n = problem_outputs(p, outputs);
-    size_t at = 0;
-    uint8_t *now = xmalloc(size);
-    for (int i = 0; i < n; i++) {
-        at += tensor_pack(outputs[i], now + at);
-    }
-    verdict v = check_same(k, p, now, results, size, how);
-    free(now);
+    verdict v = check_outputs(k, p, results, how);
     return memory_intact(&p->mem) ? v : check_fail(k, "%s: guard bytes were overwritten", how);
 }
 
-static verdict again_slices(checker *k, problem *p, const uint8_t *results, size_t size)
+static verdict again_slices(checker *k, problem *p, const uint8_t *results)
 {
     bool decode = p->c.op <= FMLA_OP_SPARSE_DECODE;
     int64_t pieces = decode ? p->batch : 3;
@@ -197,7 +171,7 @@ static verdict again_slices(checker *k, problem *p, const uint8_t *results, size
     if (decode && engine_resident(&k->engine, &p->mem, false) != FMLA_OK) {
         return VERDICT_BROKEN;
     }
-    return compare_outputs(k, p, results, size, "a part of the batch alone");
+    return compare_outputs(k, p, results, "a part of the batch alone");
 }
 
 /* Rows of dimension d in another order, in contiguous memory. */
@@ -219,7 +193,7 @@ static fmla_tensor reorder(memory *m, const fmla_tensor *t, int32_t d, const int
 }
 
 /* Decode and prefill only; requests (prefill: query tokens) backwards and interleaved. */
-static verdict again_order(checker *k, problem *p, const uint8_t *results, size_t size)
+static verdict again_order(checker *k, problem *p, const uint8_t *results)
 {
     any_args a;
     rng r;
@@ -245,8 +219,10 @@ static verdict again_order(checker *k, problem *p, const uint8_t *results, size_
         fmla_tensor *t = prefill ? out_prefill[i] : out_decode[i];
         *t = results_there[i] = memory_tensor(&p->mem, (fmla_dtype)t->dtype, t->rank, t->shape, 0, POISON_BYTE);
     }
-    fmla_status status = engine_run(&k->engine, &p->mem, (fmla_operation)p->c.op, &a);
     const fmla_tensor *home[] = {&p->out, &p->lse, &p->max_logits};
+    const fmla_tensor *outputs[] = {home[0], home[1], home[2], &results_there[0], &results_there[1], &results_there[2]};
+    engine_keep(&k->engine, &p->mem, outputs, 6);
+    fmla_status status = engine_run(&k->engine, &p->mem, (fmla_operation)p->c.op, &a);
     for (int i = 0; i < 3; i++) {
         fmla_tensor from = results_there[i], to = *home[i];
         from.shape[0] = to.shape[0] = 1;
@@ -261,7 +237,7 @@ static verdict again_order(checker *k, problem *p, const uint8_t *results, size_
     if (status != FMLA_OK) {
         return check_status(k, &k->engine, status, "requests in another order");
     }
-    return compare_outputs(k, p, results, size, "requests in another order");
+    return compare_outputs(k, p, results, "requests in another order");
 }
 
 static fmla_tensor longer_rows(problem *p, const fmla_tensor *t)
@@ -310,7 +286,7 @@ static void use_scopes(const problem *p, any_args *a, const scope *s, const scop
     }
 }
 
-static verdict again_tail(checker *k, problem *p, const uint8_t *results, size_t size)
+static verdict again_tail(checker *k, problem *p, const uint8_t *results)
 {
     any_args a;
     scope s = p->main, extra = p->extra;
@@ -326,10 +302,10 @@ static verdict again_tail(checker *k, problem *p, const uint8_t *results, size_t
     } else if (p->c.op == FMLA_OP_FUSED_PREFILL) {
         a.fused_prefill.kv = kv;
     }
-    return run_and_compare(k, &k->engine, p, &a, results, size, "more invalid slots behind the index rows");
+    return check_run_same(k, &k->engine, p, &a, results, "more invalid slots behind the index rows");
 }
 
-static verdict again_pages(checker *k, problem *p, const uint8_t *results, size_t size)
+static verdict again_pages(checker *k, problem *p, const uint8_t *results)
 {
     static const int64_t pages[] = {1, 3, 16, 31, 64, 67, 256};
     static const uint8_t fills[] = {0x00, 0x7F, 0xFF};
@@ -348,7 +324,7 @@ static verdict again_pages(checker *k, problem *p, const uint8_t *results, size_
     char how[100];
     snprintf(how, sizeof how, "pages of %d tokens in another order, bytes 0x%02X where nothing may be read", (int)page,
              fill);
-    verdict v = run_and_compare(k, &k->engine, p, &a, results, size, how);
+    verdict v = check_run_same(k, &k->engine, p, &a, results, how);
     scope_free(&s);
     if (p->extra.cache.format != FMLA_KV_NONE) {
         scope_free(&extra);
@@ -369,7 +345,7 @@ static fmla_status dequantize_pool(checker *k, problem *p, const fmla_kv_cache *
 }
 
 /* Fused decode is fused prefill over the dequantised tokens, main slots first, to the bit. */
-static verdict again_prefill(checker *k, problem *p, const uint8_t *results, size_t size)
+static verdict again_prefill(checker *k, problem *p, const uint8_t *results)
 {
     any_args decode, a;
     const char *how = "fused prefill over the dequantised tokens";
@@ -406,34 +382,34 @@ static verdict again_prefill(checker *k, problem *p, const uint8_t *results, siz
     a.fused_prefill.fused = decode.fused_decode.fused;
     test_case c = p->c;
     p->c.op = FMLA_OP_FUSED_PREFILL;
-    verdict v = run_and_compare(k, &k->engine, p, &a, results, size, how);
+    verdict v = check_run_same(k, &k->engine, p, &a, results, how);
     p->c = c;
     return v;
 }
 
-verdict check_again(checker *k, problem *p, const uint8_t *results, size_t size)
+verdict check_again(checker *k, problem *p, const uint8_t *results)
 {
     const test_case *c = &p->c;
     bool sparse = case_is_mqa(c) && !case_is_dense(c);
     bool orderly = c->op <= FMLA_OP_SPARSE_PREFILL && !c->ragged && !(case_is_dense(c) && c->no_table);
     verdict v = VERDICT_PASSED;
     if (c->again & AGAIN_THREADS) {
-        v = again_threads(k, p, results, size);
+        v = again_threads(k, p, results);
     }
     if (v == VERDICT_PASSED && (c->again & AGAIN_SLICES) && case_is_mqa(c)) {
-        v = again_slices(k, p, results, size);
+        v = again_slices(k, p, results);
     }
     if (v == VERDICT_PASSED && (c->again & AGAIN_ORDER) && orderly) {
-        v = again_order(k, p, results, size);
+        v = again_order(k, p, results);
     }
     if (v == VERDICT_PASSED && (c->again & AGAIN_TAIL) && sparse) {
-        v = again_tail(k, p, results, size);
+        v = again_tail(k, p, results);
     }
     if (v == VERDICT_PASSED && (c->again & AGAIN_PAGES) && case_is_mqa(c)) {
-        v = again_pages(k, p, results, size);
+        v = again_pages(k, p, results);
     }
     if (v == VERDICT_PASSED && (c->again & AGAIN_PREFILL) && c->op == FMLA_OP_FUSED_DECODE) {
-        v = again_prefill(k, p, results, size);
+        v = again_prefill(k, p, results);
     }
     return v;
 }

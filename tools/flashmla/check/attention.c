@@ -229,6 +229,7 @@ verdict check_attention(checker *k, const test_case *c)
     if (problem_build(&p, c, &k->oracle) != CLI_OK) {
         return VERDICT_BROKEN;
     }
+    p.lasting = true;
     problem_args(&p, &args);
     verdict v = check_run(k, &k->engine, &p, &args, &results, &size);
     if (v == VERDICT_PASSED) {
@@ -238,8 +239,9 @@ verdict check_attention(checker *k, const test_case *c)
         v = check_attention_outputs(k, &p);
     }
     if (v == VERDICT_PASSED) {
-        v = check_again(k, &p, results, size);
+        v = check_again(k, &p, results);
     }
+    v = check_end(k, &k->engine, &p, v);
     free(results);
     problem_free(&p);
     return v;

@@ -30,7 +30,7 @@ static const char usage[] =
     "  --operation NAME    only this operation (dense_decode, sparse_decode, sparse_prefill, ...)\n"
     "  --format NAME       only cases with this KV format as main or extra cache\n"
     "  --cases SET         quick (default), all, or full (for a GPU)\n"
-    "  --share K/N         the K-th of N parts (K of 1 to N) into which the cases are dealt at random\n"
+    "  --share K/N         the K-th of N parts (K of 1 to N) into which the cases are dealt, all as long\n"
     "  --case TEXT         one case, as a failure prints it\n"
     "  --ids[=C001,C003]   instead of cases: the faults of tests/cases.md, all or some (all cases run them too)\n"
     "  --seed N            other random numbers; default 1\n"
@@ -141,6 +141,12 @@ static int take_option(void *user, int option, const char *argument)
     }
 }
 
+/* Multiplications of one reference. */
+static double budget_of(const check_options *o)
+{
+    return o->one != NULL ? 200e6 : o->set == CASES_QUICK ? 8e6 : o->set == CASES_ALL ? 40e6 : 20e6;
+}
+
 static int make_list(const check_options *o, case_list *list)
 {
     char error[256];
@@ -153,13 +159,11 @@ static int make_list(const check_options *o, case_list *list)
         return CLI_OK;
     }
     cases_make(list, o->set, o->operation, (uint64_t)o->seed);
+    if (o->shares > 1) {
+        share_deal(list, o->share, o->shares, budget_of(o));
+    }
     size_t kept = 0;
     for (size_t i = 0; i < list->count; i++) {
-        rng r; /* a period of the list must not fall together with the number of shares */
-        rng_seed(&r, i);
-        if (o->shares > 1 && rng_below(&r, o->shares) != o->share - 1) {
-            continue;
-        }
         if (o->format == 0 || list->cases[i].format == o->format || list->cases[i].extra == o->format) {
             list->cases[kept++] = list->cases[i];
         }
@@ -293,7 +297,7 @@ static int run_checks(const check_options *o, const case_list *list)
     }
     if (status == CLI_OK) {
         k->class = class_of(k->engine.context);
-        k->budget = o->one != NULL ? 200e6 : o->set == CASES_QUICK ? 8e6 : o->set == CASES_ALL ? 40e6 : 20e6;
+        k->budget = budget_of(o);
         printf("checking %s, %s, %d threads, against the float64 reference\n",
                fmla_device_name(fmla_context_device(k->engine.context)),
                fmla_isa_name(fmla_context_isa(k->engine.context)), (int)fmla_context_threads(k->engine.context));
@@ -345,6 +349,7 @@ int cmd_check(int argc, char **argv)
     };
     check_options o = {.shared = CLI_OPTIONS_INIT, .operation = -1, .seed = 1, .share = 1, .shares = 1};
     case_list list = {0};
+    memory_reuse_pages();
     cli_json_names_file(table, OPTION_JSON_FILE);
     o.shared.device = FMLA_DEVICE_CPU;
     int status = cli_take_options(argc, argv, table, usage, 1, take_option, &o);

@@ -64,6 +64,8 @@ static const member members[FMLA_OP_COUNT][MEMBERS_MAX] = {
                           T(schedule, metadata), T(schedule, num_splits)},
 };
 
+#define PIECE ((size_t)1 << 21) /* bytes of a device's buffer that are looked at together */
+
 int engine_open(engine *e, const cli_options *options)
 {
     memset(e, 0, sizeof *e);
@@ -95,6 +97,37 @@ const char *engine_error(const engine *e)
     return fmla_context_error(e->context);
 }
 
+/* A buffer's bytes on the device. Blocks start as far off a 64-byte boundary as the host's, so that alignments carry
+ * over.
+ */
+static uint8_t *on_device(const buffer *b)
+{
+    return (uint8_t *)b->device + ((uintptr_t)(b->host - MEMORY_GUARD) & 63) + MEMORY_GUARD;
+}
+
+static int download(memory *m, const buffer *b)
+{
+    return cli_memory_download(m->device, b->host - MEMORY_GUARD, on_device(b) - MEMORY_GUARD,
+                               b->size + 2 * MEMORY_GUARD);
+}
+
+/* What is all one byte is made so over there: the guards have been there since the first time. */
+static int upload(memory *m, buffer *b)
+{
+    bool first = b->device == NULL;
+    if (first) {
+        b->device = cli_memory_new(m->device, b->size + 2 * MEMORY_GUARD + 64);
+    }
+    if (b->device == NULL) {
+        return CLI_ERROR;
+    }
+    bool fill = b->filled && !first;
+    b->filled = false;
+    return fill ? cli_memory_fill(m->device, on_device(b), b->fill, b->size)
+                : cli_memory_upload(m->device, on_device(b) - MEMORY_GUARD, b->host - MEMORY_GUARD,
+                                    b->size + 2 * MEMORY_GUARD);
+}
+
 /* The device address of a host address; its buffer is copied there. 0, or -1. */
 static int bind_address(memory *m, void **address)
 {
@@ -106,19 +139,11 @@ static int bind_address(memory *m, void **address)
         return -1;
     }
     b->bound = true;
-    size_t size = b->size + 2 * MEMORY_GUARD;
-    /* The block starts as far off a 64-byte boundary as the host's, so that alignments carry over. */
-    size_t shift = (size_t)((uintptr_t)(b->host - MEMORY_GUARD) & 63);
-    bool there = b->device != NULL && m->resident;
-    if (b->device == NULL) {
-        b->device = cli_memory_new(m->device, size + 64);
-    }
-    if (b->device == NULL ||
-        (!there &&
-         cli_memory_upload(m->device, (uint8_t *)b->device + shift, b->host - MEMORY_GUARD, size) != CLI_OK)) {
+    if ((b->device == NULL || !(m->resident || b->there)) && upload(m, b) != CLI_OK) {
         return -1;
     }
-    *address = (uint8_t *)b->device + shift + ((uint8_t *)*address - (b->host - MEMORY_GUARD));
+    b->there = b->kept;
+    *address = on_device(b) + ((uint8_t *)*address - b->host);
     return 0;
 }
 
@@ -222,13 +247,12 @@ fmla_status engine_wait(engine *e, memory *m)
     return cli_memory_synchronize(m->device) == CLI_OK ? FMLA_OK : FMLA_ERROR_DEVICE;
 }
 
-/* Every buffer that the call named, with its guards: a kernel that wrote where it should not is seen on the host. */
+/* Every buffer that the call named and nobody keeps, with its guards: a kernel that wrote where it should not is seen
+ * on the host. */
 static fmla_status fetch(memory *m)
 {
     for (buffer *b = m->first; b != NULL; b = b->next) {
-        size_t shift = (size_t)((uintptr_t)(b->host - MEMORY_GUARD) & 63);
-        if (b->bound && cli_memory_download(m->device, b->host - MEMORY_GUARD, (uint8_t *)b->device + shift,
-                                            b->size + 2 * MEMORY_GUARD) != CLI_OK) {
+        if (b->bound && !b->kept && download(m, b) != CLI_OK) {
             return FMLA_ERROR_DEVICE;
         }
     }
@@ -258,10 +282,8 @@ fmla_status engine_resident(engine *e, memory *m, bool on)
         return FMLA_OK;
     }
     for (buffer *b = m->first; b != NULL && on && status == FMLA_OK; b = b->next) {
-        size_t shift = (size_t)((uintptr_t)(b->host - MEMORY_GUARD) & 63);
         b->bound = false;
-        if (b->device != NULL && cli_memory_upload(m->device, (uint8_t *)b->device + shift, b->host - MEMORY_GUARD,
-                                                   b->size + 2 * MEMORY_GUARD) != CLI_OK) {
+        if (b->device != NULL && !b->there && upload(m, b) != CLI_OK) {
             status = FMLA_ERROR_DEVICE;
         }
     }
@@ -269,5 +291,60 @@ fmla_status engine_resident(engine *e, memory *m, bool on)
         status = fetch(m);
     }
     m->resident = on;
+    return status;
+}
+
+void engine_keep(engine *e, memory *m, const fmla_tensor *const *without, int count)
+{
+    for (buffer *b = m->first; b != NULL; b = b->next) {
+        bool keep = !b->kept;
+        for (int i = 0; i < count && keep; i++) {
+            keep = without[i]->data == NULL || memory_find(m, without[i]->data) != b;
+        }
+        if (keep) {
+            b->kept = true;
+            b->there = false;
+            b->hash = e->host ? memory_hash(b->host, b->size) : 0;
+        }
+    }
+}
+
+void engine_release(memory *m)
+{
+    for (buffer *b = m->first; b != NULL; b = b->next) {
+        b->kept = b->there = false;
+    }
+}
+
+/* Whether a buffer on the device, guards included, still holds what the host's holds: piece by piece, through a cache.
+ */
+static bool device_same(memory *m, const buffer *b, uint8_t *piece, bool *same)
+{
+    const uint8_t *host = b->host - MEMORY_GUARD;
+    const uint8_t *device = on_device(b) - MEMORY_GUARD;
+    size_t left = b->size + 2 * MEMORY_GUARD;
+    for (size_t at = 0, n; left > 0 && *same; at += n, left -= n) {
+        n = left < PIECE ? left : PIECE;
+        if (cli_memory_download(m->device, piece, device + at, n) != CLI_OK) {
+            return false;
+        }
+        *same = memcmp(piece, host + at, n) == 0;
+    }
+    return true;
+}
+
+fmla_status engine_untouched(engine *e, memory *m, bool *untouched)
+{
+    uint8_t *piece = e->host ? NULL : xmalloc(PIECE);
+    fmla_status status = FMLA_OK;
+    *untouched = true;
+    for (const buffer *b = m->first; b != NULL && *untouched && status == FMLA_OK; b = b->next) {
+        if (e->host && b->kept) {
+            *untouched = memory_hash(b->host, b->size) == b->hash;
+        } else if (b->there && !device_same(m, b, piece, untouched)) {
+            status = FMLA_ERROR_DEVICE;
+        }
+    }
+    free(piece);
     return status;
 }

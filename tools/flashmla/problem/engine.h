@@ -50,6 +50,16 @@ const char *engine_error(const engine *e);
  */
 fmla_status engine_resident(engine *e, memory *m, bool on);
 
+/*
+ * Inputs of many calls: engine_keep says of all buffers so far, but those of the given tensors, that nobody may change
+ * them from now on; a device gets each of them once, with the first call that names it, and calls do not bring them
+ * back. engine_untouched looks whether they still hold what they held, on the device too, guards included.
+ * engine_release ends it. Known ones stay kept when engine_keep is called again for those that have been made since.
+ */
+void engine_keep(engine *e, memory *m, const fmla_tensor *const *without, int count);
+fmla_status engine_untouched(engine *e, memory *m, bool *untouched);
+void engine_release(memory *m);
+
 /* The parts of engine_run, for timing: bound gets device addresses; engine_call only enqueues; engine_wait waits. */
 fmla_status engine_bind(engine *e, memory *m, fmla_operation op, const any_args *args, any_args *bound);
 fmla_status engine_call(engine *e, fmla_operation op, const any_args *bound);

@@ -2,6 +2,10 @@
 /* memory.c: guarded buffers. */
 #include "problem/memory.h"
 
+#include <limits.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,6 +32,15 @@ void *xcalloc(size_t count, size_t size)
         exit(2);
     }
     return p;
+}
+
+void memory_reuse_pages(void)
+{
+#ifdef __GLIBC__
+    mallopt(M_MMAP_MAX, 0);
+    mallopt(M_TRIM_THRESHOLD, INT_MAX);
+    mallopt(M_TOP_PAD, 64 << 20);
+#endif
 }
 
 void *memory_take(memory *m, size_t size, size_t misalign)
@@ -92,6 +105,14 @@ buffer *memory_find(const memory *m, const void *address)
     return NULL;
 }
 
+void memory_fill(memory *m, const void *address, uint8_t fill)
+{
+    buffer *b = memory_find(m, address);
+    memset(b->host, fill, b->size);
+    b->filled = true;
+    b->fill = fill;
+}
+
 static int guard_intact(const uint8_t *guard)
 {
     for (int i = 0; i < MEMORY_GUARD; i++) {
@@ -112,8 +133,9 @@ int memory_intact(const memory *m)
     return 1;
 }
 
-static uint64_t hash_bytes(uint64_t hash, const uint8_t *p, size_t n)
+uint64_t memory_hash(const uint8_t *p, size_t n)
 {
+    uint64_t hash = 0;
     size_t i = 0;
     uint64_t lanes[4] = {hash, hash + 1, hash + 2, hash + 3};
     for (; i + 32 <= n; i += 32) { /* four at a time: a product takes some cycles */
@@ -136,21 +158,6 @@ static uint64_t hash_bytes(uint64_t hash, const uint8_t *p, size_t n)
     }
     for (; i < n; i++) {
         hash = (hash ^ p[i]) * 0x100000001B3u;
-    }
-    return hash;
-}
-
-uint64_t memory_hash(const memory *m, const fmla_tensor *const *without, int count)
-{
-    uint64_t hash = 0;
-    for (const buffer *b = m->first; b != NULL; b = b->next) {
-        int skip = 0;
-        for (int i = 0; i < count; i++) {
-            skip |= without[i]->data != NULL && memory_find(m, without[i]->data) == b;
-        }
-        if (!skip) {
-            hash = hash_bytes(hash, b->host, b->size);
-        }
     }
     return hash;
 }

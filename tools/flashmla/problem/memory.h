@@ -17,7 +17,12 @@ typedef struct buffer {
     size_t size;
     void *device; /* the block on the device, guards included; NULL: not there yet */
     bool bound;   /* the last call on a device named it */
-    void *block;  /* what free() takes */
+    bool filled;  /* since the last call every byte is `fill` */
+    uint8_t fill;
+    bool kept;     /* see engine_keep */
+    bool there;    /* kept, and the device has had its bytes since */
+    uint64_t hash; /* of a buffer kept on the host */
+    void *block;   /* what free() takes */
 } buffer;
 
 typedef struct memory {
@@ -37,12 +42,18 @@ fmla_tensor memory_tensor_4(memory *m, fmla_dtype dtype, int32_t rank, int64_t n
 /* Packed scales, four to a word, rows contiguous and padded to a multiple of four: [groups, rows, words], or [rows,
  * words] of one group. Filled with 0. */
 fmla_tensor memory_scale_words(memory *m, int32_t rank, int64_t groups, int64_t rows, int64_t words);
+/* Sets every byte of the buffer that holds the address. */
+void memory_fill(memory *m, const void *address, uint8_t fill);
 buffer *memory_find(const memory *m, const void *address);
 /* 1 if all guard bytes are as they were written. */
 int memory_intact(const memory *m);
-/* Order-dependent hash of all buffers' bytes but those of the given tensors' buffers. */
-uint64_t memory_hash(const memory *m, const fmla_tensor *const *without, int count);
+/* Order-dependent hash of n bytes. */
+uint64_t memory_hash(const uint8_t *p, size_t n);
 void memory_free(memory *m);
+
+/* The pages that large buffers give back are used again by the next ones, instead of fetched anew from the system,
+ * zeroed one by one: for processes that build problem after problem. */
+void memory_reuse_pages(void);
 
 /* malloc and calloc that end the program with a message. */
 void *xmalloc(size_t size);

@@ -37,20 +37,18 @@ float bf16_value(uint16_t bits)
 uint16_t f16_bits(float x)
 {
     uint16_t sign = (uint16_t)((bits_of(x) >> 16) & 0x8000);
-    double a = fabs((double)x);
+    uint32_t bits = bits_of(x) & 0x7FFFFFFF;
     if (isnan(x)) {
         return (uint16_t)(sign | 0x7E00);
     }
-    if (a >= 65520.0) {
+    if (bits >= bits_of(65520)) {
         return (uint16_t)(sign | 0x7C00);
     }
-    if (a < 0x1p-14) {
-        return (uint16_t)(sign | (uint16_t)nearbyint(a * 0x1p24)); /* 1024 here is the smallest normal number's code */
+    if (bits < bits_of(0x1p-14f)) { /* floats of 0.5 to 1 are as far apart as these numbers: the sum rounds */
+        return (uint16_t)(sign | (bits_of(float_of(bits) + 0.5f) - bits_of(0.5f)));
     }
-    int e;
-    double m = frexp(a, &e);                                         /* a = m 2^e, m in [0.5, 1) */
-    int code = (e + 14) * 1024 + (int)nearbyint((m * 2 - 1) * 1024); /* a carry moves into the exponent */
-    return (uint16_t)(sign | code);
+    bits += 0xFFF + ((bits >> 13) & 1); /* a carry moves into the exponent */
+    return (uint16_t)(sign | ((bits >> 13) - (112 << 10)));
 }
 
 float f16_value(uint16_t bits)
@@ -251,8 +249,8 @@ size_t tensor_span(const fmla_tensor *t)
     return (size_t)(last + 1) * fmla_dtype_size((fmla_dtype)t->dtype);
 }
 
-/* The walk that pack, copy and fill share: offsets of runs of elements, row-major. A run is a row of the last dimension
- * where its elements lie side by side, else one element. */
+/* The walk that all of them share: offsets of runs of elements, row-major. A run is as many of the last dimensions as
+ * lie side by side, in `also` too if it is given; else one element. */
 typedef struct walk {
     int64_t index[FMLA_MAX_RANK];
     int64_t left;
@@ -260,20 +258,18 @@ typedef struct walk {
     size_t run;   /* bytes */
 } walk;
 
-static walk walk_begin(const fmla_tensor *t, bool rows)
+static walk walk_begin(const fmla_tensor *t, const fmla_tensor *also)
 {
     walk w = {{0}, tensor_elements(t), t->rank, fmla_dtype_size((fmla_dtype)t->dtype)};
-    if (rows && w.left > 0 && t->rank > 0) {
+    int64_t together = 1; /* elements of a run */
+    while (w.left > 0 && w.rank > 0 && t->stride[w.rank - 1] == together &&
+           (also == NULL || also->stride[w.rank - 1] == together)) {
         w.rank--;
         w.left /= t->shape[w.rank];
-        w.run *= (size_t)t->shape[w.rank];
+        together *= t->shape[w.rank];
     }
+    w.run *= (size_t)together;
     return w;
-}
-
-static bool has_rows(const fmla_tensor *t)
-{
-    return t->rank > 0 && t->stride[t->rank - 1] == 1;
 }
 
 static int64_t walk_offset(const walk *w, const fmla_tensor *t)
@@ -296,7 +292,7 @@ static void walk_next(walk *w, const fmla_tensor *t)
 size_t tensor_pack(const fmla_tensor *t, uint8_t *dst)
 {
     size_t at = 0;
-    for (walk w = walk_begin(t, has_rows(t)); w.left > 0; walk_next(&w, t), at += w.run) {
+    for (walk w = walk_begin(t, NULL); w.left > 0; walk_next(&w, t), at += w.run) {
         memcpy(dst + at, (const uint8_t *)t->data + walk_offset(&w, t), w.run);
     }
     return at;
@@ -304,14 +300,64 @@ size_t tensor_pack(const fmla_tensor *t, uint8_t *dst)
 
 void tensor_copy(const fmla_tensor *to, const fmla_tensor *from)
 {
-    for (walk w = walk_begin(from, has_rows(from) && has_rows(to)); w.left > 0; walk_next(&w, from)) {
+    for (walk w = walk_begin(from, to); w.left > 0; walk_next(&w, from)) {
         memcpy((uint8_t *)to->data + walk_offset(&w, to), (const uint8_t *)from->data + walk_offset(&w, from), w.run);
     }
 }
 
 void tensor_fill(const fmla_tensor *t, uint8_t byte)
 {
-    for (walk w = walk_begin(t, has_rows(t)); w.left > 0; walk_next(&w, t)) {
+    for (walk w = walk_begin(t, NULL); w.left > 0; walk_next(&w, t)) {
         memset((uint8_t *)t->data + walk_offset(&w, t), byte, w.run);
     }
+}
+
+bool tensor_equals(const fmla_tensor *t, const uint8_t *packed)
+{
+    size_t at = 0;
+    for (walk w = walk_begin(t, NULL); w.left > 0; walk_next(&w, t), at += w.run) {
+        if (memcmp(packed + at, (const uint8_t *)t->data + walk_offset(&w, t), w.run) != 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* The same elements with the dimensions in the order of their strides: the runs lie one behind the other. */
+static fmla_tensor in_order_of_memory(const fmla_tensor *t)
+{
+    fmla_tensor o = *t;
+    for (int32_t i = 1; i < o.rank; i++) {
+        for (int32_t d = i; d > 0; d--) {
+            int64_t shape = o.shape[d], stride = o.stride[d];
+            if (stride < o.stride[d - 1] || (stride == o.stride[d - 1] && shape <= o.shape[d - 1])) {
+                break;
+            }
+            o.shape[d] = o.shape[d - 1];
+            o.stride[d] = o.stride[d - 1];
+            o.shape[d - 1] = shape;
+            o.stride[d - 1] = stride;
+        }
+    }
+    return o;
+}
+
+/* The first byte is, and each is like the one before it. */
+static bool bytes_are(const uint8_t *p, const uint8_t *end, uint8_t byte)
+{
+    return p >= end || (*p == byte && memcmp(p, p + 1, (size_t)(end - p) - 1) == 0);
+}
+
+bool tensor_gaps_are(const fmla_tensor *t, const void *block, size_t size, uint8_t byte)
+{
+    fmla_tensor o = in_order_of_memory(t);
+    const uint8_t *at = block, *end = at + size;
+    for (walk w = walk_begin(&o, NULL); w.left > 0; walk_next(&w, &o)) {
+        const uint8_t *run = (const uint8_t *)o.data + walk_offset(&w, &o);
+        if (!bytes_are(at, run, byte)) {
+            return false;
+        }
+        at = run + w.run;
+    }
+    return bytes_are(at, end, byte);
 }

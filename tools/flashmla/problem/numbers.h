@@ -41,6 +41,10 @@ int64_t tensor_elements(const fmla_tensor *t);
 size_t tensor_pack(const fmla_tensor *t, uint8_t *dst);
 /* Copies all elements between tensors of one shape and dtype. */
 void tensor_copy(const fmla_tensor *to, const fmla_tensor *from);
+/* Are the elements the packed ones? */
+bool tensor_equals(const fmla_tensor *t, const uint8_t *packed);
+/* Is every byte of a block that belongs to no element of t, which lies in it, `byte`? */
+bool tensor_gaps_are(const fmla_tensor *t, const void *block, size_t size, uint8_t byte);
 /* Sets every byte of every element. */
 void tensor_fill(const fmla_tensor *t, uint8_t byte);
 /* Bytes from the first element to behind the last; strides are not negative. */

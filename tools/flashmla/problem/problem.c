@@ -287,8 +287,7 @@ void problem_poison(problem *p)
     const fmla_tensor *outputs[4];
     int n = problem_outputs(p, outputs);
     for (int i = 0; i < n; i++) {
-        buffer *b = memory_find(&p->mem, outputs[i]->data);
-        memset(b->host, POISON_BYTE, b->size);
+        memory_fill(&p->mem, outputs[i]->data, POISON_BYTE);
     }
 }
 

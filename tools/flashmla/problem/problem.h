@@ -33,6 +33,7 @@ typedef struct scope {
 typedef struct problem {
     test_case c;
     memory mem;
+    bool lasting; /* the inputs stay as they are between runs: they go to a device once and are looked at in the end */
     int64_t batch;
     int64_t tokens;           /* query tokens in all */
     int64_t *request, *inner; /* of each query token: its request and its number there */

@@ -1,15 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* random.c: xoshiro256** seeded by splitmix64, and what is drawn from it. */
+/* random.c: seeds by splitmix64; orders and subsets. */
 #include "problem/random.h"
 
 #include <stdlib.h>
 
 #include "problem/memory.h"
-
-static uint64_t rotate(uint64_t x, int k)
-{
-    return (x << k) | (x >> (64 - k));
-}
 
 void rng_seed(rng *r, uint64_t seed)
 {
@@ -20,41 +15,6 @@ void rng_seed(rng *r, uint64_t seed)
         z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
         r->state[i] = z ^ (z >> 31);
     }
-}
-
-uint64_t rng_next(rng *r)
-{
-    uint64_t *s = r->state;
-    uint64_t result = rotate(s[1] * 5, 7) * 9;
-    uint64_t t = s[1] << 17;
-    s[2] ^= s[0];
-    s[3] ^= s[1];
-    s[1] ^= s[2];
-    s[0] ^= s[3];
-    s[2] ^= t;
-    s[3] = rotate(s[3], 45);
-    return result;
-}
-
-double rng_uniform(rng *r)
-{
-    return (double)(rng_next(r) >> 11) * 0x1p-53;
-}
-
-int64_t rng_below(rng *r, int64_t n)
-{
-    return (int64_t)(((rng_next(r) >> 32) * (uint64_t)n) >> 32);
-}
-
-double rng_normal(rng *r)
-{
-    uint64_t bits = rng_next(r);
-    int64_t sum = 0;
-    for (int i = 0; i < 4; i++) {
-        sum += (int64_t)((bits >> (16 * i)) & 0xFFFF);
-    }
-    /* Four numbers of 0..65535: mean 131070, standard deviation 65536 / sqrt(3). */
-    return (double)(sum - 131070) * (1.7320508075688772 / 65536.0);
 }
 
 void rng_permutation(rng *r, int64_t *order, int64_t n)

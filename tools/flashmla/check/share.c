@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * share.c: deals a list of cases to shares that run side by side and should end together: the dearest case first, each
+ * to the share that has the least so far. What a case costs is estimated from the bytes that it makes, moves and looks
+ * at, because that, and not arithmetic, is what it takes on a device.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "check/check.h"
+
+/* All of them in bytes that are made, or moved to a device and looked at. */
+#define COST_LEAST      20e6 /* of the smallest case */
+#define COST_ENTRY      40.0 /* of an index: drawn, counted and read */
+#define COST_MULTIPLIED 0.5  /* of a multiplication of the reference */
+
+static double times_run(const test_case *c)
+{
+    double runs = 1;
+    for (int64_t ways = c->again; ways != 0; ways &= ways - 1) {
+        runs++;
+    }
+    return runs;
+}
+
+static double token_bytes(int64_t format, int64_t d_qk)
+{
+    fmla_format_info info = FMLA_FORMAT_INFO_INIT;
+    if (fmla_format_get((fmla_kv_format)format, &info) != FMLA_OK) {
+        return 0;
+    }
+    return info.bytes_per_token > 0 ? (double)info.bytes_per_token : 2 * (double)d_qk;
+}
+
+double share_cost(const test_case *c, double budget)
+{
+    bool mha = c->op == FMLA_OP_MHA_FORWARD || c->op == FMLA_OP_MHA_BACKWARD;
+    if (!case_is_mqa(c) && !mha) {
+        return COST_LEAST + (double)(c->count * c->d_qk * c->h_q) * 4;
+    }
+    bool sparse = !mha && !case_is_dense(c);
+    double requests = case_is_prefill(c) ? 1 : (double)c->b, tokens = requests * (double)c->s_q;
+    double rows = tokens * (double)c->h_q, width = (double)(c->d_qk + c->d_v), runs = times_run(c);
+    double listed = sparse ? (double)(c->topk + c->e_topk) : (double)c->s_kv;
+    double cache = (double)c->s_kv * (mha ? 2 * width : token_bytes(c->format, c->d_qk)) * (double)c->h_kv +
+                   (double)c->e_kv * token_bytes(c->extra, c->d_qk);
+    double inputs = requests * cache + rows * (double)c->d_qk * 2, outputs = rows * (double)c->d_v * 2;
+    double multiplied = rows * listed * width;
+    return COST_LEAST + inputs * (2 + runs) + outputs * 2 * runs + (sparse ? tokens * listed * COST_ENTRY : 0) +
+           (multiplied < budget ? multiplied : budget) * COST_MULTIPLIED;
+}
+
+typedef struct priced {
+    double cost;
+    size_t index;
+} priced;
+
+static int dearest_first(const void *a, const void *b)
+{
+    const priced *x = a, *y = b;
+    if (x->cost != y->cost) {
+        return x->cost < y->cost ? 1 : -1;
+    }
+    return x->index < y->index ? -1 : 1;
+}
+
+void share_deal(case_list *list, int64_t share, int64_t shares, double budget)
+{
+    priced *order = xmalloc((list->count + 1) * sizeof *order);
+    double *loads = xcalloc((size_t)shares, sizeof *loads);
+    bool *ours = xcalloc(list->count + 1, sizeof *ours);
+    for (size_t i = 0; i < list->count; i++) {
+        order[i] = (priced){share_cost(&list->cases[i], budget), i};
+    }
+    qsort(order, list->count, sizeof *order, dearest_first);
+    for (size_t i = 0; i < list->count; i++) {
+        int64_t least = 0;
+        for (int64_t k = 1; k < shares; k++) {
+            least = loads[k] < loads[least] ? k : least;
+        }
+        loads[least] += order[i].cost;
+        ours[order[i].index] = least == share - 1;
+    }
+    /* Neighbours in the list are alike, and the largest must not all be in memory at one time: every share begins
+     * elsewhere. */
+    size_t kept = 0, first = (size_t)((double)list->count * (double)(share - 1) / (double)shares);
+    test_case *cases = xmalloc((list->count + 1) * sizeof *cases);
+    for (size_t n = 0; n < list->count; n++) {
+        size_t i = (first + n) % list->count;
+        if (ours[i]) {
+            cases[kept++] = list->cases[i];
+        }
+    }
+    free(list->cases);
+    list->cases = cases;
+    list->capacity = list->count + 1;
+    list->count = kept;
+    free(order);
+    free(loads);
+    free(ours);
+}
