@@ -16,6 +16,7 @@
 #define KIND_E4M3  8u
 #define KIND_FLOAT 16u  /* only products in float are right */
 #define KIND_USED  128u /* for callers: not 0 */
+#define KIND_ANY   255u /* as a template argument: of codes that have no straight run */
 
 static __device__ __forceinline__ uint32_t code_kind(const fmlac_pool &pool)
 {
@@ -123,6 +124,7 @@ static __device__ __forceinline__ void load_four(four_codes *x, uint32_t kind, c
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             ptx_load_shared_64(x->codes[i], codes_at[i]);
+            x->codes[i][2] = x->codes[i][3] = 0; /* what is never set lives everywhere, as ptxas sees it */
         }
     } else {
 #pragma unroll
@@ -144,66 +146,45 @@ static __device__ __forceinline__ void load_four(four_codes *x, uint32_t kind, c
 }
 
 /*
- * The straight run: checks, products and stores of four times sixteen codes; `first`, `last`: whether the lane has
- * anything to do in the first, the last two. Says no, having done nothing, if a code or a scale of any lane of the warp
- * needs the product in float.
+ * The straight run: checks, products and stores of four times sixteen codes, in one piece without a branch, so that
+ * they can be mixed; `last`: whether the lane has anything to do in the last two. Says yes if a code or a scale of
+ * this lane needs the product in float: what was stored is then wrong.
  */
 template <int FP4, int F32>
-static __device__ __forceinline__ bool expand_four(const four_codes &x, const uint32_t to[4], bool first, bool last)
+static __device__ __forceinline__ bool expand_four(const four_codes &x, const uint32_t to[4], bool last)
 {
-    uint32_t factor[4], nan[2] = {0, 0}, fraction[2] = {0, 0}; /* of the first, of the last two */
+    uint32_t nan[2] = {0, 0}, fraction[2] = {0, 0}; /* of the first, of the last two */
     bool far[2] = {false, false};
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        uint32_t bits = x.scale[i];
+        uint32_t bits = x.scale[i], factor, out[8];
         if (FP4) { /* an e4m3 number as bf16, by 2^120 */
             far[i / 2] |= (bits & 0x7F) == 0x7F;
-            factor[i] = (bits & 0x80) << 8 | (bits & 0x7F) << 4;
-            factor[i] = ptx_multiply_bf16x2(factor[i] | factor[i] << 16, 0x7B807B80u);
+            factor = (bits & 0x80) << 8 | (bits & 0x7F) << 4;
+            factor = ptx_multiply_bf16x2(factor | factor << 16, 0x7B807B80u);
         } else if (F32) {
             far[i / 2] |= bits - (3u << 23) > (131u << 23) + 0x7FFFFFu;
             fraction[i / 2] |= bits;
-            factor[i] = __byte_perm(bits, 0, 0x3232) + 120 * 0x00800080u;
+            factor = __byte_perm(bits, 0, 0x3232) + 120 * 0x00800080u;
         } else {
             far[i / 2] |= bits - 3 > 131;
-            factor[i] = bits * 0x00800080u + 120 * 0x00800080u;
+            factor = bits * 0x00800080u + 120 * 0x00800080u;
         }
 #pragma unroll
         for (int j = 0; j < 4 && !FP4; j++) {
             nan[i / 2] |= (x.codes[i][j] & 0x7F7F7F7Fu) + 0x01010101u;
         }
+        multiply_16_easy(FP4, x.codes[i], factor, out);
+        ptx_store_shared_128_if(i < 2 || last, to[i], out);
+        ptx_store_shared_128_if(i < 2 || last, to[i] ^ 16, out + 4);
     }
     bool hard = false;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         uint32_t wrong = (nan[i] & 0x80808080u) | (F32 ? fraction[i] & 0x7FFFFFu : 0);
-        bool here = far[i] | (wrong != 0);
-        hard |= (i == 0 ? first : last) & here;
+        hard |= (i == 0 || last) & (far[i] | (wrong != 0));
     }
-    if (__any_sync(0xFFFFFFFFu, hard)) {
-        return false;
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        if (i < 2 ? first : last) {
-            expand_16_easy(FP4, x.codes[i], factor[i], to[i]);
-        }
-    }
-    return true;
-}
-
-/* The same for codes and scales of the kinds that have straight runs; no for all others. */
-static __device__ __forceinline__ bool expand_four_of(uint32_t kind, const four_codes &x, const uint32_t to[4],
-                                                      bool first, bool last)
-{
-    if (kind == KIND_E8M0) {
-        return expand_four<0, 0>(x, to, first, last);
-    } else if (kind == KIND_F32) {
-        return expand_four<0, 1>(x, to, first, last);
-    } else if (kind == (KIND_FP4 | KIND_E4M3)) {
-        return expand_four<1, 0>(x, to, first, last);
-    }
-    return false;
+    return hard;
 }
 
 /* Any codes and scales, the long way. Bit i of `used`: the lane has something to do in the i-th; of `there`: and its
@@ -211,16 +192,18 @@ static __device__ __forceinline__ bool expand_four_of(uint32_t kind, const four_
 static __device__ __forceinline__ void expand_four_hard(const fmlac_pool &pool, uint32_t kind, const four_codes &x,
                                                         const uint32_t to[4], uint32_t used, uint32_t there)
 {
+    const uint32_t zeros[4] = {0, 0, 0, 0};
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        uint32_t mask = there >> i & 1 ? 0xFFFFFFFFu : 0, codes[4], scale[4] = {x.scale[i] & mask, 0, 0, 0};
+        uint32_t mask = there >> i & 1 ? 0xFFFFFFFFu : 0, codes[4];
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             codes[j] = x.codes[i][j] & mask;
         }
         if (used >> i & 1) {
             ptx_store_shared_128(to[i], codes);
-            ptx_store_shared_128(to[i] ^ 16, scale);
+            ptx_store_shared_128(to[i] ^ 16, zeros);
+            ptx_store_shared_u32(to[i] ^ 16, x.scale[i] & mask);
         }
     }
 #pragma unroll 1

@@ -72,6 +72,7 @@ typedef struct list_scan {
 #define NOTE_EXTRA_POOL 0x100u
 #define NOTE_NEXT       0x200u /* another tile of the piece */
 #define NOTE_END        0x400u
+#define NOTE_WHOLE      0x800u /* all rows of the tile are attended */
 
 /* BLOCKS: 8 (d_qk <= 512) or 9 (<= 576). Weights of slot s lie in its rope block, which V does not use; without one
  * they have their own block. CODES: both slots share one block for weights. */
@@ -93,10 +94,10 @@ template <int BLOCKS> struct plan {
     list_scan scans[SCAN_WARPS];
     piece_walk walk; /* the scout's own */
     /* CODES: places of the tokens of tiles, and when they are known and used up; raw rows of a batch are there. */
-    token_place places[PLACES][TOKENS];
+    const uint8_t *places[PLACES][TOKENS]; /* nullptr: not attended */
     uint32_t notes[PLACES][CODE_WARPS];
     uint64_t places_full[PLACES], places_empty[PLACES];
-    uint64_t raw_full[CODE_WARPS][BATCHES_MAX];
+    uint64_t raw_full[CODE_WARPS][BATCHES_MAX], raw_empty[CODE_WARPS][BATCHES_MAX];
 };
 
 static_assert(sizeof(plan<8>) <= 232448 && sizeof(plan<9>) <= 232448, "a block of sm_90 has 227 KiB");
