@@ -13,6 +13,7 @@
 #define MANY_PIECES     8     /* of a unit on average: the combine kernel for many pieces */
 #define OVERHEAD_TOKENS 256   /* what beginning and ending a piece costs, in tokens */
 #define COST_MAX        (INT32_MAX / 2) /* of all units together: the kernels count in 32 bits */
+#define COMBINE_TIME    12000 /* what cutting costs beside the pieces: the combine kernel, nanoseconds */
 /* What the length of pieces follows from (common/work.cuh): nanoseconds. */
 #ifndef FMLAC_JOIN_PS
 #define FMLAC_JOIN_PS 800 /* writing and reading a row of a partial result, in all multiprocessors, picoseconds */
@@ -225,6 +226,23 @@ static int64_t longest_list(const fmlac_mqa *p)
     return p->main.kind == FMLAC_LIST_PAGED ? p->main.capacity : p->main.topk + p->extra.topk;
 }
 
+/* Whether all lists are as long as they can be, whatever the device's tensors hold. */
+static bool lists_equal(const fmlac_mqa *p)
+{
+    return p->main.kind == FMLAC_LIST_INDEXED && !p->main.length.data &&
+           (p->extra.kind == FMLAC_LIST_NONE || !p->extra.length.data) && !p->fused.enabled;
+}
+
+/* Whether equal lists are done sooner if they are cut into equal parts: else a worker takes one whole list after
+ * another, and some take one more than others. */
+static bool cutting_pays(const decision *d, const fmlac_mqa *p)
+{
+    const fmlac_cut *cut = &p->cut;
+    int64_t whole = fmlac_ceil(cut->units, cut->parts) * cut->longest;
+    int64_t parts = cut->units * cut->longest / cut->parts + cut->overhead + COMBINE_TIME / tile_time(d, p);
+    return parts < whole;
+}
+
 /* Units, columns and parts (common/work.cuh). */
 static void cut_work(const decision *d, fmlac_mqa *p)
 {
@@ -251,7 +269,8 @@ static void cut_work(const decision *d, fmlac_mqa *p)
     bool small = list <= FMLAC_WHOLE_TOKENS;
     bool large = p->main.pool.page_size > COST_MAX || (cut->units > 0 && longest > COST_MAX / cut->units);
     cut->longest = (int32_t)longest;
-    if (!d->may_cut || cut->parts <= 1 || cut->units > UNITS_MAX || blocks > enough || small || large) {
+    if (!d->may_cut || cut->parts <= 1 || cut->units > UNITS_MAX || blocks > enough || small || large ||
+        (lists_equal(p) && !cutting_pays(d, p))) {
         cut->parts = 0;
     }
 }
