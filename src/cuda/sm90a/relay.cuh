@@ -80,15 +80,19 @@
 #define ORDER_AT_ONCE 0
 #define ORDER_GATED   1
 #define ORDER_EARLY   2
-#define ORDER_BEHIND  3
+#define ORDER_QUEUED  3
 #ifndef RELAY_ORDER_PAGES
-#define RELAY_ORDER_PAGES ORDER_AT_ONCE
+#define RELAY_ORDER_PAGES ORDER_QUEUED
 #endif
 #ifndef RELAY_ORDER_ROWS
-#define RELAY_ORDER_ROWS ORDER_AT_ONCE
+#define RELAY_ORDER_ROWS ORDER_QUEUED
 #endif
 #ifndef RELAY_ORDER_CODES
 #define RELAY_ORDER_CODES ORDER_AT_ONCE
+#endif
+/* QUEUED: blocks of scores that are queued behind the values of the tile before when the leader waits for these. */
+#ifndef QUEUED_BLOCKS
+#define QUEUED_BLOCKS 2
 #endif
 #ifndef RELAY_REGISTERS_PAGES
 #define RELAY_REGISTERS_PAGES 216
@@ -114,11 +118,11 @@ template <int SOURCE> struct relay_of {
                                                              : RELAY_REGISTERS_CODES; /* of leader and follower */
     static constexpr int WIDE = SOURCE != SOURCE_CODES;                               /* products of 256 columns */
     static constexpr int OPTIMIST =                                                   /* registers for weigh_scores */
-        PAGES || ORDER == ORDER_BEHIND || (SOURCE == SOURCE_CODES && RELAY_OPTIMIST_CODES);
-    static_assert(!ONE_WEIGHTS || ORDER != ORDER_BEHIND, "weights of two tiles are needed at a time");
+        PAGES || ORDER == ORDER_QUEUED || (SOURCE == SOURCE_CODES && RELAY_OPTIMIST_CODES);
+    static_assert(!ONE_WEIGHTS || ORDER != ORDER_QUEUED, "weights of two tiles are needed at a time");
     /* Of a slot and of the output, 0: dims 0..255. The leader's is held longest in the order BEHIND, the follower's in
      * the others; that one is needed last. */
-    static constexpr int LEADER_HALF = ORDER == ORDER_BEHIND;
+    static constexpr int LEADER_HALF = 0;
 };
 
 /* ---- the weights' way to the follower ---------------------------------------------------------------------------- */
@@ -250,16 +254,14 @@ static __device__ __forceinline__ bool weights_in_place(float s[SCORES], softmax
     return moves;
 }
 
-/* A tile as the leader meets it: waits for it and issues the products of its scores. */
-template <int BLOCKS, int F16, int SOURCE>
-static __device__ __forceinline__ void start_tile(float s[SCORES], uint32_t q, const tile_view &v, plan<BLOCKS> *m,
-                                                  const piece &c, uint32_t slot, uint32_t parity, int32_t first)
+/* PAGES: the tile's last tokens, where the list ends. */
+template <int BLOCKS, int SOURCE>
+static __device__ __forceinline__ void mend_tail(const tile_view &v, const piece &c, uint32_t full, uint32_t parity,
+                                                 int32_t first)
 {
-    const uint32_t full = ptx_shared_address(m->full[slot]);
     if (relay_of<SOURCE>::PAGES && first + TOKENS > c.work.main_count) {
         clear_tail<BLOCKS>(v.at, (int)(c.work.main_count - first), full, parity);
     }
-    start_scores<BLOCKS, F16>(s, q, v.k, full, parity);
 }
 
 /* One piece that has tiles. Leaves sums, references and the output unnormalised. Returns the number of tiles. */
@@ -275,7 +277,9 @@ static __device__ __forceinline__ uint32_t lead(float o[128], softmax_rows &rows
         const uint32_t slot = t & 1;
         const tile_view v = view_of<BLOCKS>(slot);
         int32_t first = (c.begin + (int32_t)t) * TOKENS;
-        start_tile<BLOCKS, F16, SOURCE>(s, q, v, m, c, slot, tile_parity(uses, t), first);
+        const uint32_t parity = tile_parity(uses, t), full = ptx_shared_address(m->full[slot]);
+        mend_tail<BLOCKS, SOURCE>(v, c, full, parity, first);
+        start_scores<BLOCKS, F16, 0, BLOCKS>(s, q, v.k, full, parity);
         if (the::ORDER == ORDER_EARLY && t > 0) {
             ptx_barrier_arrive(BARRIER_WEIGHTS + (slot ^ 1), 256);
         }
@@ -297,7 +301,7 @@ static __device__ __forceinline__ uint32_t lead(float o[128], softmax_rows &rows
         if (the::ORDER == ORDER_AT_ONCE || !more) {
             ptx_barrier_arrive(BARRIER_WEIGHTS + slot, 256);
         }
-        start_values_rs<F16, the::WIDE>(o, a, v.values[the::LEADER_HALF]);
+        start_values_rs<F16, the::WIDE>(o, a, v.values[the::LEADER_HALF], 1);
         if (the::OPTIMIST && p.max_logits.data) {
             raise_max(s, top);
         }
@@ -313,47 +317,45 @@ static __device__ __forceinline__ uint32_t lead(float o[128], softmax_rows &rows
     return t;
 }
 
-/* The same in the order BEHIND. The product with the tile before is issued behind the scores: with the first tile it is
- * one with whatever lies there, and is lost, since products must not be conditional. */
+/* The same in the order QUEUED. With the first tile the product with the tile before it is one with whatever lies
+ * there, and is lost, since products must not be conditional. */
 template <int BLOCKS, int F16, int SOURCE>
-static __device__ __forceinline__ uint32_t lead_behind(float o[128], softmax_rows &rows, uint32_t q, plan<BLOCKS> *m,
+static __device__ __forceinline__ uint32_t lead_queued(float o[128], softmax_rows &rows, uint32_t q, plan<BLOCKS> *m,
                                                        const fmlac_mqa &p, const piece &c, slot_uses uses)
 {
     typedef relay_of<SOURCE> the;
     float s[SCORES], factor[2], top[2] = {-FMLAC_INFINITY, -FMLAC_INFINITY};
-    uint32_t a[SCORES / 2], t = 0, more;
+    uint32_t a[SCORES / 2] = {}, t = 0, more;
 #pragma unroll 1
     do {
-        const uint32_t slot = t & 1;
+        const uint32_t slot = t & 1, parity = tile_parity(uses, t), full = ptx_shared_address(m->full[slot]);
         const tile_view v = view_of<BLOCKS>(slot), before = view_of<BLOCKS>(slot ^ 1);
         int32_t first = (c.begin + (int32_t)t) * TOKENS;
-        start_tile<BLOCKS, F16, SOURCE>(s, q, v, m, c, slot, tile_parity(uses, t), first);
-        ptx_barrier_sync(BARRIER_LEADER, 128); /* the weights before are there */
-        start_values_ss<F16, the::WIDE>(o, before.weights, before.values[the::LEADER_HALF], t > 1);
-        more = uniform(*(const volatile uint32_t *)&m->more[slot]);
-        uint32_t flags = tile_flags(m, c, slot, first);
+        start_values_rs<F16, the::WIDE>(o, a, before.values[the::LEADER_HALF], t > 1);
+        mend_tail<BLOCKS, SOURCE>(v, c, full, parity, first);
+        start_scores<BLOCKS, F16, 0, QUEUED_BLOCKS>(s, q, v.k, full, parity);
         ptx_wgmma_wait<1>();
-        ptx_wgmma_hold<SCORES>(s);
-        bool moves = weights_of<BLOCKS, F16>(s, rows, a, factor, m, c, slot, v.at, first, flags);
-        publish<BLOCKS>(a, rows, v.weights_at, m, slot);
-        ptx_fence_async_proxy();
-        ptx_barrier_arrive(BARRIER_WEIGHTS + slot, 256);
-        if (p.max_logits.data) {
-            raise_max(s, top);
-        }
-        ptx_wgmma_wait<0>();
         ptx_wgmma_hold<128>(o);
         if (t > 0) {
             release<the::TWINS>(ptx_shared_address(&m->free[slot ^ 1][the::LEADER_HALF]));
         }
-        if (moves) {
+        start_scores<BLOCKS, F16, QUEUED_BLOCKS, BLOCKS>(s, q, v.k, full, parity);
+        more = uniform(*(const volatile uint32_t *)&m->more[slot]);
+        uint32_t flags = tile_flags(m, c, slot, first);
+        ptx_wgmma_wait<0>();
+        ptx_wgmma_hold<SCORES>(s);
+        if (weights_of<BLOCKS, F16>(s, rows, a, factor, m, c, slot, v.at, first, flags)) {
             rescale(o, factor); /* seldom */
+        }
+        publish<BLOCKS>(a, rows, v.weights_at, m, slot);
+        ptx_barrier_arrive(BARRIER_WEIGHTS + slot, 256);
+        if (p.max_logits.data) {
+            raise_max(s, top);
         }
         t++;
     } while (more);
     const tile_view last = view_of<BLOCKS>((t & 1) ^ 1);
-    ptx_barrier_sync(BARRIER_LEADER, 128);
-    start_values_ss<F16, the::WIDE>(o, last.weights, last.values[the::LEADER_HALF], t > 1);
+    start_values_rs<F16, the::WIDE>(o, a, last.values[the::LEADER_HALF], t > 1);
     ptx_wgmma_wait<0>();
     ptx_wgmma_hold<128>(o);
     release<the::TWINS>(ptx_shared_address(&m->free[(t & 1) ^ 1][the::LEADER_HALF]));
@@ -436,7 +438,7 @@ static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> 
         }
         uint32_t tiles = 0;
         if (has_tiles(c) && group == 0) {
-            tiles = the::ORDER == ORDER_BEHIND ? lead_behind<BLOCKS, F16, SOURCE>(o, rows, q, m, p, c, uses)
+            tiles = the::ORDER == ORDER_QUEUED ? lead_queued<BLOCKS, F16, SOURCE>(o, rows, q, m, p, c, uses)
                                                : lead<BLOCKS, F16, SOURCE>(o, rows, q, m, p, c, uses);
         } else if (has_tiles(c)) {
             tiles = follow<BLOCKS, F16, SOURCE>(o, m, uses);
