@@ -82,7 +82,7 @@ template <int BLOCKS> struct plan {
     unsigned char raw[RAW_BYTES(BLOCKS)]; /* CODES: rows as they are stored; scales that lie at the end of a page */
     unsigned char scales[PLACES][SCALE_ROWS(BLOCKS)][FMLAC_RAW_SCALES];
     float reference[2][ROWS]; /* of the weights in a slot, base 2 */
-    float factor[ROWS];       /* what the output is multiplied by in the end */
+    float factor[2][ROWS];    /* of a piece: what the output is multiplied by in the end */
     uint32_t mask[2][2];      /* tokens of a slot that are there */
     uint32_t more[2];         /* another tile of the piece follows */
     uint64_t full[2][PORTIONS];

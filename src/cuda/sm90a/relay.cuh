@@ -264,10 +264,37 @@ static __device__ __forceinline__ void mend_tail(const tile_view &v, const piece
     }
 }
 
+/* Whether piece i is one, once that is known. */
+template <int BLOCKS> static __device__ __forceinline__ bool piece_there(plan<BLOCKS> *m, uint32_t i)
+{
+    ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[i & 1]), use_parity(i));
+    return uniform(m->pieces[i & 1].there) != 0;
+}
+
+/* Read anew whenever it is asked: there is no register to keep the answer in. */
+static __device__ __forceinline__ bool has_tiles(const piece &c)
+{
+    return uniform(*(const volatile int32_t *)&c.end - *(const volatile int32_t *)&c.begin) != 0;
+}
+
+/* The leader has its last scores of piece i: Q of the next one sets out, and the rows are finished but for the output. */
+template <int BLOCKS>
+static __device__ __forceinline__ void end_scores(const fmlac_mqa &p, const piece &c, softmax_rows &rows,
+                                                  plan<BLOCKS> *m, uint32_t i, float factor[2])
+{
+    ptx_barrier_sync(BARRIER_LEADER, 128);
+    const piece &next = m->pieces[(i + 1) & 1];
+    if (piece_there(m, i + 1) && has_tiles(next)) {
+        start_q<BLOCKS>(p, next.work, m, 128);
+    }
+    finish_rows(p, c, rows, m, i, factor);
+}
+
 /* One piece that has tiles. Leaves sums, references and the output unnormalised. Returns the number of tiles. */
 template <int BLOCKS, int F16, int SOURCE>
-static __device__ __forceinline__ uint32_t lead(float o[128], softmax_rows &rows, uint32_t q, plan<BLOCKS> *m,
-                                                const fmlac_mqa &p, const piece &c, slot_uses uses)
+static __device__ __forceinline__ uint32_t lead(float o[128], softmax_rows &rows, float end[2], uint32_t q,
+                                                plan<BLOCKS> *m, const fmlac_mqa &p, const piece &c, uint32_t i,
+                                                slot_uses uses)
 {
     typedef relay_of<SOURCE> the;
     float s[SCORES], factor[2], top[2] = {-FMLAC_INFINITY, -FMLAC_INFINITY};
@@ -314,14 +341,16 @@ static __device__ __forceinline__ uint32_t lead(float o[128], softmax_rows &rows
         rows.max[0] = top[0] * rows.scale;
         rows.max[1] = top[1] * rows.scale;
     }
+    end_scores(p, c, rows, m, i, end);
     return t;
 }
 
 /* The same in the order QUEUED. With the first tile the product with the tile before it is one with whatever lies
  * there, and is lost, since products must not be conditional. */
 template <int BLOCKS, int F16, int SOURCE>
-static __device__ __forceinline__ uint32_t lead_queued(float o[128], softmax_rows &rows, uint32_t q, plan<BLOCKS> *m,
-                                                       const fmlac_mqa &p, const piece &c, slot_uses uses)
+static __device__ __forceinline__ uint32_t lead_queued(float o[128], softmax_rows &rows, float end[2], uint32_t q,
+                                                       plan<BLOCKS> *m, const fmlac_mqa &p, const piece &c, uint32_t i,
+                                                       slot_uses uses)
 {
     typedef relay_of<SOURCE> the;
     float s[SCORES], factor[2], top[2] = {-FMLAC_INFINITY, -FMLAC_INFINITY};
@@ -356,11 +385,12 @@ static __device__ __forceinline__ uint32_t lead_queued(float o[128], softmax_row
     } while (more);
     const tile_view last = view_of<BLOCKS>((t & 1) ^ 1);
     start_values_rs<F16, the::WIDE>(o, a, last.values[the::LEADER_HALF], t > 1);
+    rows.max[0] = top[0] * rows.scale;
+    rows.max[1] = top[1] * rows.scale;
+    end_scores(p, c, rows, m, i, end);
     ptx_wgmma_wait<0>();
     ptx_wgmma_hold<128>(o);
     release<the::TWINS>(ptx_shared_address(&m->free[(t & 1) ^ 1][the::LEADER_HALF]));
-    rows.max[0] = top[0] * rows.scale;
-    rows.max[1] = top[1] * rows.scale;
     return t;
 }
 
@@ -398,12 +428,6 @@ static __device__ __forceinline__ uint32_t follow(float o[128], plan<BLOCKS> *m,
 
 /* ---- pieces ------------------------------------------------------------------------------------------------------ */
 
-/* Read anew whenever it is asked: there is no register to keep the answer in. */
-static __device__ __forceinline__ bool has_tiles(const piece &c)
-{
-    return uniform(*(const volatile int32_t *)&c.end - *(const volatile int32_t *)&c.begin) != 0;
-}
-
 /* Everything that the leader and the follower do. They share the accumulators: with arrays of their own, ptxas
  * spills. */
 template <int BLOCKS, int F16, int SOURCE>
@@ -414,21 +438,21 @@ static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> 
     slot_uses uses = 0;
     uint32_t q = ptx_wgmma_tile(ptx_shared_address(m->q), BLOCK_BYTES);
 #pragma unroll 1
-    for (uint32_t i = 0;; i++) {
-        ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[i & 1]), use_parity(i));
+    for (uint32_t i = 0; piece_there(m, i); i++) {
         const piece &c = m->pieces[i & 1];
-        if (!uniform(c.there)) {
-            ptx_copy_async_wait<0>();
-            break;
-        }
-        if (!uniform(c.early)) {
-            ptx_copy_async_wait<0>(); /* a wrong guess */
-            if (has_tiles(c)) {
-                start_q<BLOCKS>(p, c.work, m);
+        if (i == 0) {
+            if (!uniform(c.early)) {
+                ptx_copy_async_wait<0>(); /* a wrong guess */
+                if (has_tiles(c)) {
+                    start_q<BLOCKS>(p, c.work, m, 256);
+                }
             }
+            finish_q<BLOCKS>(p, m, 256);
+            ptx_barrier_sync(BARRIER_MMA, 256);
+        } else if (group == 0) {
+            finish_q<BLOCKS>(p, m, 128);
+            ptx_barrier_sync(BARRIER_LEADER, 128);
         }
-        finish_q<BLOCKS>(p, m);
-        ptx_barrier_sync(BARRIER_MMA, 256); /* Q is there; sums of the piece before have been read */
         float o[128];
         softmax_rows rows = {
             scale_of<the::OPTIMIST>(p), {-FMLAC_INFINITY, -FMLAC_INFINITY}, {-FMLAC_INFINITY, -FMLAC_INFINITY}, {0, 0}};
@@ -437,19 +461,24 @@ static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> 
             o[j] = 0.0f;
         }
         uint32_t tiles = 0;
+        float factor[2];
         if (has_tiles(c) && group == 0) {
-            tiles = the::ORDER == ORDER_QUEUED ? lead_queued<BLOCKS, F16, SOURCE>(o, rows, q, m, p, c, uses)
-                                               : lead<BLOCKS, F16, SOURCE>(o, rows, q, m, p, c, uses);
+            tiles = the::ORDER == ORDER_QUEUED ? lead_queued<BLOCKS, F16, SOURCE>(o, rows, factor, q, m, p, c, i, uses)
+                                               : lead<BLOCKS, F16, SOURCE>(o, rows, factor, q, m, p, c, i, uses);
         } else if (has_tiles(c)) {
             tiles = follow<BLOCKS, F16, SOURCE>(o, m, uses);
+        } else if (group == 0) {
+            end_scores(p, c, rows, m, i, factor);
         }
-        store_rows<BLOCKS>(p, c, o, rows, m, group, group ^ the::LEADER_HALF);
+        uint32_t stage = piece_there(m, i + 1) ? NO_STAGE : ptx_shared_address(m->q);
+        store_rows<BLOCKS>(p, c, o, factor, m, i, group, group ^ the::LEADER_HALF, stage);
         __syncwarp();
         if (threadIdx.x % 32 == 0) {
             ptx_mbarrier_arrive(ptx_shared_address(&m->piece_free[i & 1]));
         }
         uses = uses_after(uses, tiles);
     }
+    ptx_copy_async_wait<0>(); /* a guess where there is no piece at all */
 }
 
 /* ---- the block --------------------------------------------------------------------------------------------------- */
@@ -506,7 +535,7 @@ static __device__ __forceinline__ void prologue(const fmlac_mqa_sm90a &all, plan
         m->walk.guess = guessed ? (int32_t)w.first : -1;
     }
     if (guessed) {
-        start_q<BLOCKS>(p, w, m);
+        start_q<BLOCKS>(p, w, m, MMA_WARPS * 32);
     }
     if (guessed && threadIdx.x < 32) {
         prefetch_list(p, w, begin, (int)threadIdx.x);
