@@ -361,6 +361,10 @@ static __device__ __forceinline__ uint32_t lead_queued(float o[128], softmax_row
         const tile_view v = view_of<BLOCKS>(slot), before = view_of<BLOCKS>(slot ^ 1);
         int32_t first = (c.begin + (int32_t)t) * TOKENS;
         start_values_rs<F16, the::WIDE>(o, a, before.values[the::LEADER_HALF], t > 1);
+        if (t > 0) {
+            publish<BLOCKS>(a, rows, before.weights_at, m, slot ^ 1);
+            ptx_barrier_arrive(BARRIER_WEIGHTS + (slot ^ 1), 256);
+        }
         mend_tail<BLOCKS, SOURCE>(v, c, full, parity, first);
         start_scores<BLOCKS, F16, 0, QUEUED_BLOCKS>(s, q, v.k, full, parity);
         ptx_wgmma_wait<1>();
@@ -373,24 +377,29 @@ static __device__ __forceinline__ uint32_t lead_queued(float o[128], softmax_row
         uint32_t flags = tile_flags(m, c, slot, first);
         ptx_wgmma_wait<0>();
         ptx_wgmma_hold<SCORES>(s);
+        if (t > 0) {
+            ptx_barrier_arrive(BARRIER_GATE, 256);
+        }
         if (weights_of<BLOCKS, F16>(s, rows, a, factor, m, c, slot, v.at, first, flags)) {
             rescale(o, factor); /* seldom */
         }
-        publish<BLOCKS>(a, rows, v.weights_at, m, slot);
-        ptx_barrier_arrive(BARRIER_WEIGHTS + slot, 256);
         if (p.max_logits.data) {
             raise_max(s, top);
         }
         t++;
     } while (more);
-    const tile_view last = view_of<BLOCKS>((t & 1) ^ 1);
+    const uint32_t slot = (t & 1) ^ 1;
+    const tile_view last = view_of<BLOCKS>(slot);
     start_values_rs<F16, the::WIDE>(o, a, last.values[the::LEADER_HALF], t > 1);
+    publish<BLOCKS>(a, rows, last.weights_at, m, slot);
+    ptx_barrier_arrive(BARRIER_WEIGHTS + slot, 256);
+    ptx_barrier_arrive(BARRIER_GATE, 256);
     rows.max[0] = top[0] * rows.scale;
     rows.max[1] = top[1] * rows.scale;
     end_scores(p, c, rows, m, i, end);
     ptx_wgmma_wait<0>();
     ptx_wgmma_hold<128>(o);
-    release<the::TWINS>(ptx_shared_address(&m->free[(t & 1) ^ 1][the::LEADER_HALF]));
+    release<the::TWINS>(ptx_shared_address(&m->free[slot][the::LEADER_HALF]));
     return t;
 }
 
@@ -416,11 +425,23 @@ static __device__ __forceinline__ uint32_t follow(float o[128], plan<BLOCKS> *m,
         if (follow_references(reference, m->reference[slot][row], m->reference[slot][row + 8], factor)) {
             rescale(o, factor);
         }
-        start_values_ss<F16, the::WIDE>(o, v.weights, v.values[HALF], 1);
         more = uniform(*(const volatile uint32_t *)&m->more[slot]);
-        ptx_wgmma_wait<0>();
-        ptx_wgmma_hold<128>(o);
-        release<the::TWINS>(ptx_shared_address(&m->free[slot][HALF]));
+        if (the::ORDER == ORDER_QUEUED) { /* the second half of it beside the leader's next weights */
+            start_quarter_ss<F16>(o, v.weights, v.values[HALF]);
+            ptx_wgmma_wait<0>();
+            ptx_wgmma_hold<64>(o);
+            release<the::TWINS>(ptx_shared_address(&m->free[slot][HALF]));
+            ptx_barrier_sync(BARRIER_GATE, 256);
+            start_quarter_ss<F16>(o + 64, v.weights, ptx_wgmma_advance(v.values[HALF], 2 * TILE_BYTES));
+            ptx_wgmma_wait<0>();
+            ptx_wgmma_hold<64>(o + 64);
+            release<the::TWINS>(ptx_shared_address(&m->free[slot][2]));
+        } else {
+            start_values_ss<F16, the::WIDE>(o, v.weights, v.values[HALF], 1);
+            ptx_wgmma_wait<0>();
+            ptx_wgmma_hold<128>(o);
+            release<the::TWINS>(ptx_shared_address(&m->free[slot][HALF]));
+        }
         t++;
     } while (more);
     return t;
@@ -499,6 +520,7 @@ static __device__ __forceinline__ void init_barriers(plan<BLOCKS> *m, int produc
         }
         ptx_mbarrier_init(ptx_shared_address(&m->free[i][0]), 4 * the::TWINS);
         ptx_mbarrier_init(ptx_shared_address(&m->free[i][1]), 4 * the::TWINS);
+        ptx_mbarrier_init(ptx_shared_address(&m->free[i][2]), 4 * the::TWINS);
         ptx_mbarrier_init(ptx_shared_address(&m->piece_full[i]), 1);
         ptx_mbarrier_init(ptx_shared_address(&m->piece_free[i]), MMA_WARPS + readers);
     }
