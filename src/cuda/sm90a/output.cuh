@@ -236,7 +236,8 @@ static __device__ __forceinline__ void finish_rows(const fmlac_mqa &p, const pie
 
 /*
  * The output, of which a group has half of the dims; ends piece i. The leader, which knows the factors, stores first: it
- * has the next scores to begin, while the follower stores. stage: Q's place, if nobody uses it any more.
+ * has the next scores to begin, while the follower stores. The barrier also says that the next Q is there. stage: Q's
+ * place, if nobody uses it any more.
  */
 template <int BLOCKS>
 static __device__ __forceinline__ void store_rows(const fmlac_mqa &p, const piece &c, const float o[128],

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* query.cuh: the query prologue: 64 rows into shared memory, by threads that multiply: all 256 or the leader's. */
+/* query.cuh: the query prologue: 64 rows into shared memory, by threads that multiply: all 256 or the follower's. */
 #ifndef FLASHMLA_CUDA_SM90A_QUERY_CUH
 #define FLASHMLA_CUDA_SM90A_QUERY_CUH
 
@@ -16,7 +16,7 @@ template <int ABOVE_0> static __device__ __forceinline__ float scale_of(const fm
 template <int BLOCKS>
 static __device__ __forceinline__ void start_q(const fmlac_mqa &p, const fmlac_work &w, plan<BLOCKS> *m, int threads)
 {
-    int thread = (int)ptx_thread(), chunk = thread % 8;
+    int thread = (int)ptx_thread() % threads, chunk = thread % 8;
     int rows = p.scale == 0.0f ? 0 : (int)w.rows;
     uint32_t q = ptx_shared_address(m->q);
 #pragma unroll 1
@@ -39,7 +39,7 @@ static __device__ __forceinline__ void start_q(const fmlac_mqa &p, const fmlac_w
 template <int BLOCKS>
 static __device__ __forceinline__ void finish_q(const fmlac_mqa &p, plan<BLOCKS> *m, int threads)
 {
-    int thread = (int)ptx_thread();
+    int thread = (int)ptx_thread() % threads;
     uint32_t q = ptx_shared_address(m->q);
     ptx_copy_async_wait<0>();
     if (p.scale < 0.0f) {

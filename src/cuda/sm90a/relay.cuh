@@ -277,17 +277,14 @@ static __device__ __forceinline__ bool has_tiles(const piece &c)
     return uniform(*(const volatile int32_t *)&c.end - *(const volatile int32_t *)&c.begin) != 0;
 }
 
-/* The leader has its last scores of piece i: Q of the next one sets out, and the rows are finished but for the output. */
+/* The leader has its last scores of a piece: Q of the next one, piece i, sets out. By the follower, which has time. */
 template <int BLOCKS>
-static __device__ __forceinline__ void end_scores(const fmlac_mqa &p, const piece &c, softmax_rows &rows,
-                                                  plan<BLOCKS> *m, uint32_t i, float factor[2])
+static __device__ __forceinline__ void start_next_q(const fmlac_mqa &p, plan<BLOCKS> *m, uint32_t i)
 {
-    ptx_barrier_sync(BARRIER_LEADER, 128);
-    const piece &next = m->pieces[(i + 1) & 1];
-    if (piece_there(m, i + 1) && has_tiles(next)) {
+    const piece &next = m->pieces[i & 1];
+    if (piece_there(m, i) && has_tiles(next)) {
         start_q<BLOCKS>(p, next.work, m, 128);
     }
-    finish_rows(p, c, rows, m, i, factor);
 }
 
 /* One piece that has tiles. Leaves sums, references and the output unnormalised. Returns the number of tiles. */
@@ -341,7 +338,7 @@ static __device__ __forceinline__ uint32_t lead(float o[128], softmax_rows &rows
         rows.max[0] = top[0] * rows.scale;
         rows.max[1] = top[1] * rows.scale;
     }
-    end_scores(p, c, rows, m, i, end);
+    finish_rows(p, c, rows, m, i, end);
     return t;
 }
 
@@ -396,7 +393,7 @@ static __device__ __forceinline__ uint32_t lead_queued(float o[128], softmax_row
     ptx_barrier_arrive(BARRIER_GATE, 256);
     rows.max[0] = top[0] * rows.scale;
     rows.max[1] = top[1] * rows.scale;
-    end_scores(p, c, rows, m, i, end);
+    finish_rows(p, c, rows, m, i, end);
     ptx_wgmma_wait<0>();
     ptx_wgmma_hold<128>(o);
     release<the::TWINS>(ptx_shared_address(&m->free[slot][the::LEADER_HALF]));
@@ -406,7 +403,8 @@ static __device__ __forceinline__ uint32_t lead_queued(float o[128], softmax_row
 /* ---- the follower ------------------------------------------------------------------------------------------------ */
 
 template <int BLOCKS, int F16, int SOURCE>
-static __device__ __forceinline__ uint32_t follow(float o[128], plan<BLOCKS> *m, slot_uses uses)
+static __device__ __forceinline__ uint32_t follow(float o[128], const fmlac_mqa &p, plan<BLOCKS> *m, uint32_t i,
+                                                  slot_uses uses)
 {
     typedef relay_of<SOURCE> the;
     constexpr int HALF = !the::LEADER_HALF;
@@ -433,11 +431,17 @@ static __device__ __forceinline__ uint32_t follow(float o[128], plan<BLOCKS> *m,
             release<the::TWINS>(ptx_shared_address(&m->free[slot][HALF]));
             ptx_barrier_sync(BARRIER_GATE, 256);
             start_quarter_ss<F16>(o + 64, v.weights, ptx_wgmma_advance(v.values[HALF], 2 * TILE_BYTES));
+            if (!more) {
+                start_next_q(p, m, i + 1);
+            }
             ptx_wgmma_wait<0>();
             ptx_wgmma_hold<64>(o + 64);
             release<the::TWINS>(ptx_shared_address(&m->free[slot][2]));
         } else {
             start_values_ss<F16, the::WIDE>(o, v.weights, v.values[HALF], 1);
+            if (!more) {
+                start_next_q(p, m, i + 1);
+            }
             ptx_wgmma_wait<0>();
             ptx_wgmma_hold<128>(o);
             release<the::TWINS>(ptx_shared_address(&m->free[slot][HALF]));
@@ -470,9 +474,6 @@ static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> 
             }
             finish_q<BLOCKS>(p, m, 256);
             ptx_barrier_sync(BARRIER_MMA, 256);
-        } else if (group == 0) {
-            finish_q<BLOCKS>(p, m, 128);
-            ptx_barrier_sync(BARRIER_LEADER, 128);
         }
         float o[128];
         softmax_rows rows = {
@@ -487,11 +488,17 @@ static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> 
             tiles = the::ORDER == ORDER_QUEUED ? lead_queued<BLOCKS, F16, SOURCE>(o, rows, factor, q, m, p, c, i, uses)
                                                : lead<BLOCKS, F16, SOURCE>(o, rows, factor, q, m, p, c, i, uses);
         } else if (has_tiles(c)) {
-            tiles = follow<BLOCKS, F16, SOURCE>(o, m, uses);
+            tiles = follow<BLOCKS, F16, SOURCE>(o, p, m, i, uses);
         } else if (group == 0) {
-            end_scores(p, c, rows, m, i, factor);
+            finish_rows(p, c, rows, m, i, factor);
+        } else {
+            start_next_q(p, m, i + 1);
         }
-        uint32_t stage = piece_there(m, i + 1) ? NO_STAGE : ptx_shared_address(m->q);
+        const bool follows = piece_there(m, i + 1);
+        if (group != 0 && follows) {
+            finish_q<BLOCKS>(p, m, 128);
+        }
+        uint32_t stage = follows ? NO_STAGE : ptx_shared_address(m->q);
         store_rows<BLOCKS>(p, c, o, factor, m, i, group, group ^ the::LEADER_HALF, stage);
         __syncwarp();
         if (threadIdx.x % 32 == 0) {
