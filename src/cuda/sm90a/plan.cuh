@@ -28,7 +28,6 @@
     1                    /* + slot: weights of the tile in that slot are published (leader arrives, follower waits)    \
                           */
 #define BARRIER_LEADER 3 /* the 128 threads of the leader */
-#define BARRIER_GATE   4 /* QUEUED: the next scores are there (leader arrives, follower waits) */
 #define BARRIER_MMA    5 /* both MMA warpgroups */
 
 /* CODES: warps that expand, each its own rows of every tile, BATCH_ROWS at a time, from raw rows in shared memory;
@@ -87,7 +86,7 @@ template <int BLOCKS> struct plan {
     uint32_t mask[2][2];      /* tokens of a slot that are there */
     uint32_t more[2];         /* another tile of the piece follows */
     uint64_t full[2][PORTIONS];
-    uint64_t free[2][3]; /* per slot: dims 0..255, 256..383 (CODES: 256..511), 384..511 and block 8 */
+    uint64_t free[2][2]; /* per slot: dims 0..255, 256..511; block 8 goes with the latter */
     uint64_t piece_full[2], piece_free[2];
     piece pieces[2];
     uint32_t entries[SCAN_WARPS][RING]; /* of a producer warp: what it found in the list and has not copied yet */

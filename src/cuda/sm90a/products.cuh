@@ -109,19 +109,6 @@ static __device__ __forceinline__ void start_values_ss(float o[128], uint32_t we
     ptx_wgmma_commit();
 }
 
-/* 64 x 128 of it: o += weights * values. */
-template <int F16>
-static __device__ __forceinline__ void start_quarter_ss(float o[64], uint32_t weights, uint32_t values)
-{
-    ptx_wgmma_hold<64>(o);
-    ptx_wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < TOKENS / 16; k++) {
-        ptx_wgmma_n128_ss<F16>(o, ptx_wgmma_advance(weights, k * 32), ptx_wgmma_advance(values, k * 2048), 1);
-    }
-    ptx_wgmma_commit();
-}
-
 static __device__ __forceinline__ void rescale(float o[128], const float factor[2])
 {
 #pragma unroll

@@ -80,25 +80,21 @@
 #define ORDER_AT_ONCE 0
 #define ORDER_GATED   1
 #define ORDER_EARLY   2
-#define ORDER_QUEUED  3
+#define ORDER_BEHIND  3
 #ifndef RELAY_ORDER_PAGES
-#define RELAY_ORDER_PAGES ORDER_QUEUED
+#define RELAY_ORDER_PAGES ORDER_AT_ONCE
 #endif
 #ifndef RELAY_ORDER_ROWS
-#define RELAY_ORDER_ROWS ORDER_QUEUED
+#define RELAY_ORDER_ROWS ORDER_AT_ONCE
 #endif
 #ifndef RELAY_ORDER_CODES
 #define RELAY_ORDER_CODES ORDER_AT_ONCE
-#endif
-/* QUEUED: blocks of scores that are queued behind the values of the tile before when the leader waits for these. */
-#ifndef QUEUED_BLOCKS
-#define QUEUED_BLOCKS 2
 #endif
 #ifndef RELAY_REGISTERS_PAGES
 #define RELAY_REGISTERS_PAGES 216
 #endif
 #ifndef RELAY_REGISTERS_ROWS
-#define RELAY_REGISTERS_ROWS 200
+#define RELAY_REGISTERS_ROWS 208
 #endif
 #ifndef RELAY_OPTIMIST_CODES
 #define RELAY_OPTIMIST_CODES 1
@@ -117,9 +113,8 @@ template <int SOURCE> struct relay_of {
                                      : SOURCE == SOURCE_ROWS ? RELAY_REGISTERS_ROWS
                                                              : RELAY_REGISTERS_CODES; /* of leader and follower */
     static constexpr int WIDE = SOURCE != SOURCE_CODES;                               /* products of 256 columns */
-    static constexpr int OPTIMIST =                                                   /* registers for weigh_scores */
-        PAGES || ORDER == ORDER_QUEUED || (SOURCE == SOURCE_CODES && RELAY_OPTIMIST_CODES);
-    static_assert(!ONE_WEIGHTS || ORDER != ORDER_QUEUED, "weights of two tiles are needed at a time");
+    static constexpr int OPTIMIST = SOURCE != SOURCE_CODES || RELAY_OPTIMIST_CODES; /* registers for weigh_scores */
+    static_assert(!ONE_WEIGHTS || ORDER != ORDER_BEHIND, "weights of two tiles are needed at a time");
     /* Of a slot and of the output, 0: dims 0..255. The leader's is held longest in the order BEHIND, the follower's in
      * the others; that one is needed last. */
     static constexpr int LEADER_HALF = 0;
@@ -342,64 +337,6 @@ static __device__ __forceinline__ uint32_t lead(float o[128], softmax_rows &rows
     return t;
 }
 
-/* The same in the order QUEUED. With the first tile the product with the tile before it is one with whatever lies
- * there, and is lost, since products must not be conditional. */
-template <int BLOCKS, int F16, int SOURCE>
-static __device__ __forceinline__ uint32_t lead_queued(float o[128], softmax_rows &rows, float end[2], uint32_t q,
-                                                       plan<BLOCKS> *m, const fmlac_mqa &p, const piece &c, uint32_t i,
-                                                       slot_uses uses)
-{
-    typedef relay_of<SOURCE> the;
-    float s[SCORES], factor[2], top[2] = {-FMLAC_INFINITY, -FMLAC_INFINITY};
-    uint32_t a[SCORES / 2] = {}, t = 0, more;
-#pragma unroll 1
-    do {
-        const uint32_t slot = t & 1, parity = tile_parity(uses, t), full = ptx_shared_address(m->full[slot]);
-        const tile_view v = view_of<BLOCKS>(slot), before = view_of<BLOCKS>(slot ^ 1);
-        int32_t first = (c.begin + (int32_t)t) * TOKENS;
-        start_values_rs<F16, the::WIDE>(o, a, before.values[the::LEADER_HALF], t > 1);
-        if (t > 0) {
-            publish<BLOCKS>(a, rows, before.weights_at, m, slot ^ 1);
-            ptx_barrier_arrive(BARRIER_WEIGHTS + (slot ^ 1), 256);
-        }
-        mend_tail<BLOCKS, SOURCE>(v, c, full, parity, first);
-        start_scores<BLOCKS, F16, 0, QUEUED_BLOCKS>(s, q, v.k, full, parity);
-        ptx_wgmma_wait<1>();
-        ptx_wgmma_hold<128>(o);
-        if (t > 0) {
-            release<the::TWINS>(ptx_shared_address(&m->free[slot ^ 1][the::LEADER_HALF]));
-        }
-        start_scores<BLOCKS, F16, QUEUED_BLOCKS, BLOCKS>(s, q, v.k, full, parity);
-        more = uniform(*(const volatile uint32_t *)&m->more[slot]);
-        uint32_t flags = tile_flags(m, c, slot, first);
-        ptx_wgmma_wait<0>();
-        ptx_wgmma_hold<SCORES>(s);
-        if (t > 0) {
-            ptx_barrier_arrive(BARRIER_GATE, 256);
-        }
-        if (weights_of<BLOCKS, F16>(s, rows, a, factor, m, c, slot, v.at, first, flags)) {
-            rescale(o, factor); /* seldom */
-        }
-        if (p.max_logits.data) {
-            raise_max(s, top);
-        }
-        t++;
-    } while (more);
-    const uint32_t slot = (t & 1) ^ 1;
-    const tile_view last = view_of<BLOCKS>(slot);
-    start_values_rs<F16, the::WIDE>(o, a, last.values[the::LEADER_HALF], t > 1);
-    publish<BLOCKS>(a, rows, last.weights_at, m, slot);
-    ptx_barrier_arrive(BARRIER_WEIGHTS + slot, 256);
-    ptx_barrier_arrive(BARRIER_GATE, 256);
-    rows.max[0] = top[0] * rows.scale;
-    rows.max[1] = top[1] * rows.scale;
-    finish_rows(p, c, rows, m, i, end);
-    ptx_wgmma_wait<0>();
-    ptx_wgmma_hold<128>(o);
-    release<the::TWINS>(ptx_shared_address(&m->free[slot][the::LEADER_HALF]));
-    return t;
-}
-
 /* ---- the follower ------------------------------------------------------------------------------------------------ */
 
 template <int BLOCKS, int F16, int SOURCE>
@@ -423,29 +360,14 @@ static __device__ __forceinline__ uint32_t follow(float o[128], const fmlac_mqa 
         if (follow_references(reference, m->reference[slot][row], m->reference[slot][row + 8], factor)) {
             rescale(o, factor);
         }
+        start_values_ss<F16, the::WIDE>(o, v.weights, v.values[HALF], 1);
         more = uniform(*(const volatile uint32_t *)&m->more[slot]);
-        if (the::ORDER == ORDER_QUEUED) { /* the second half of it beside the leader's next weights */
-            start_quarter_ss<F16>(o, v.weights, v.values[HALF]);
-            ptx_wgmma_wait<0>();
-            ptx_wgmma_hold<64>(o);
-            release<the::TWINS>(ptx_shared_address(&m->free[slot][HALF]));
-            ptx_barrier_sync(BARRIER_GATE, 256);
-            start_quarter_ss<F16>(o + 64, v.weights, ptx_wgmma_advance(v.values[HALF], 2 * TILE_BYTES));
-            if (!more) {
-                start_next_q(p, m, i + 1);
-            }
-            ptx_wgmma_wait<0>();
-            ptx_wgmma_hold<64>(o + 64);
-            release<the::TWINS>(ptx_shared_address(&m->free[slot][2]));
-        } else {
-            start_values_ss<F16, the::WIDE>(o, v.weights, v.values[HALF], 1);
-            if (!more) {
-                start_next_q(p, m, i + 1);
-            }
-            ptx_wgmma_wait<0>();
-            ptx_wgmma_hold<128>(o);
-            release<the::TWINS>(ptx_shared_address(&m->free[slot][HALF]));
+        if (!more) {
+            start_next_q(p, m, i + 1);
         }
+        ptx_wgmma_wait<0>();
+        ptx_wgmma_hold<128>(o);
+        release<the::TWINS>(ptx_shared_address(&m->free[slot][HALF]));
         t++;
     } while (more);
     return t;
@@ -485,8 +407,7 @@ static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> 
         uint32_t tiles = 0;
         float factor[2];
         if (has_tiles(c) && group == 0) {
-            tiles = the::ORDER == ORDER_QUEUED ? lead_queued<BLOCKS, F16, SOURCE>(o, rows, factor, q, m, p, c, i, uses)
-                                               : lead<BLOCKS, F16, SOURCE>(o, rows, factor, q, m, p, c, i, uses);
+            tiles = lead<BLOCKS, F16, SOURCE>(o, rows, factor, q, m, p, c, i, uses);
         } else if (has_tiles(c)) {
             tiles = follow<BLOCKS, F16, SOURCE>(o, p, m, i, uses);
         } else if (group == 0) {
@@ -527,7 +448,6 @@ static __device__ __forceinline__ void init_barriers(plan<BLOCKS> *m, int produc
         }
         ptx_mbarrier_init(ptx_shared_address(&m->free[i][0]), 4 * the::TWINS);
         ptx_mbarrier_init(ptx_shared_address(&m->free[i][1]), 4 * the::TWINS);
-        ptx_mbarrier_init(ptx_shared_address(&m->free[i][2]), 4 * the::TWINS);
         ptx_mbarrier_init(ptx_shared_address(&m->piece_full[i]), 1);
         ptx_mbarrier_init(ptx_shared_address(&m->piece_free[i]), MMA_WARPS + readers);
     }

@@ -12,6 +12,11 @@
 #include "ptx/tma.cuh"
 #include "source.cuh"
 
+/* 1: the copying warp asks for the next tile's lines in L2, by ordinary prefetches, while it copies one. */
+#ifndef RELAY_PREFETCH
+#define RELAY_PREFETCH 0
+#endif
+
 /* Where a tile of the list lies; a page that is none is outside the pool. */
 typedef struct tile_place {
     int32_t page, row;
@@ -25,6 +30,22 @@ static __device__ __forceinline__ tile_place find_tile(const fmlac_mqa &p, const
     tile_place place = {there ? page : (int32_t)p.main.pool.num_pages,
                         (int32_t)((uint32_t)position % (uint32_t)p.main.pool.page_size), there};
     return place;
+}
+
+/* Half of a tile's tokens, whole rows, to L2; a warp calls. */
+template <int BLOCKS>
+static __device__ __forceinline__ void prefetch_half(const fmlac_mqa &p, const fmlac_work &w, const tile_place &place,
+                                                     int half)
+{
+    const fmlac_pool &pool = p.main.pool;
+    if (place.there) {
+        const uint8_t *row = pool.data + place.page * pool.page_stride + w.kv_head * pool.head_stride +
+                             (place.row + half * 32 + threadIdx.x % 32) * pool.token_stride;
+#pragma unroll
+        for (int block = 0; block < BLOCKS; block++) {
+            ptx_prefetch_l2(row + block * 128);
+        }
+    }
 }
 
 /* A portion of a tile; one lane calls. */
@@ -46,25 +67,31 @@ static __device__ __forceinline__ void copy_portion(const fmlac_mqa_sm90a &all, 
     }
 }
 
-/* Tile `tile` of the list, which lies at `place`, into a slot. */
+/* Tile `tile` of the list, which lies at `place`, into a slot. `next`: where the next one lies, if there is one. */
 template <int BLOCKS, int TWINS>
 static __device__ __forceinline__ void copy_tile(const fmlac_mqa_sm90a &all, const fmlac_work &w, plan<BLOCKS> *m,
                                                  int slot, uint32_t parity, int32_t tile, const tile_place &place,
-                                                 bool more)
+                                                 const tile_place &next, bool more)
 {
-    const uint32_t free = ptx_shared_address(m->free[slot]);
-    ptx_mbarrier_wait(free, parity ^ 1);
-    copy_portion<BLOCKS, TWINS>(all, w, m, slot, 0, tile, place);
-    copy_portion<BLOCKS, TWINS>(all, w, m, slot, 1, tile, place);
-    ptx_mbarrier_wait(free + 8, parity ^ 1);
-    copy_portion<BLOCKS, TWINS>(all, w, m, slot, 2, tile, place);
-    ptx_mbarrier_wait(free + 16, parity ^ 1);
-    int64_t left = w.main_count - tile * TOKENS;
-    uint64_t mask = !place.there ? 0 : left >= 64 ? ~0ull : (1ull << left) - 1;
-    m->mask[slot][0] = (uint32_t)mask;
-    m->mask[slot][1] = (uint32_t)(mask >> 32);
-    m->more[slot] = more;
-    copy_portion<BLOCKS, TWINS>(all, w, m, slot, 3, tile, place);
+    const bool copies = !RELAY_PREFETCH || threadIdx.x % 32 == 0;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        ptx_mbarrier_wait(ptx_shared_address(&m->free[slot][half]), parity ^ 1);
+        if (copies && half == 1) {
+            int64_t left = w.main_count - tile * TOKENS;
+            uint64_t mask = !place.there ? 0 : left >= 64 ? ~0ull : (1ull << left) - 1;
+            m->mask[slot][0] = (uint32_t)mask;
+            m->mask[slot][1] = (uint32_t)(mask >> 32);
+            m->more[slot] = more;
+        }
+        if (copies) {
+            copy_portion<BLOCKS, TWINS>(all, w, m, slot, 2 * half, tile, place);
+            copy_portion<BLOCKS, TWINS>(all, w, m, slot, 2 * half + 1, tile, place);
+        }
+        if (RELAY_PREFETCH && more && w.row0 == 0) {
+            prefetch_half<BLOCKS>(all.mqa, w, next, half);
+        }
+    }
 }
 
 template <int BLOCKS, int TWINS>
@@ -81,7 +108,7 @@ static __device__ __forceinline__ void produce_pages(const fmlac_mqa_sm90a &all,
         }
         return;
     }
-    if (threadIdx.x != MMA_WARPS * 32) {
+    if (RELAY_PREFETCH ? threadIdx.x / 32 != MMA_WARPS : threadIdx.x != MMA_WARPS * 32) {
         return;
     }
     slot_uses uses = 0;
@@ -104,10 +131,16 @@ static __device__ __forceinline__ void produce_pages(const fmlac_mqa_sm90a &all,
             if (t + 1 < end) { /* asked before the waits: the table is far away */
                 next = find_tile(p, w, t + 1);
             }
-            copy_tile<BLOCKS, TWINS>(all, w, m, (t - begin) & 1, tile_parity(uses, t - begin), t, place, t + 1 < end);
+            copy_tile<BLOCKS, TWINS>(all, w, m, (t - begin) & 1, tile_parity(uses, t - begin), t, place, next,
+                                     t + 1 < end);
         }
         uses = uses_after(uses, end - begin);
-        ptx_mbarrier_arrive(ptx_shared_address(&m->piece_free[i & 1]));
+        if (RELAY_PREFETCH) {
+            __syncwarp();
+        }
+        if (threadIdx.x % 32 == 0) {
+            ptx_mbarrier_arrive(ptx_shared_address(&m->piece_free[i & 1]));
+        }
     }
 }
 

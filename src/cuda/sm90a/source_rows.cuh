@@ -93,7 +93,6 @@ static __device__ __forceinline__ void copy_rows(const fmlac_mqa &p, const row_s
     ptx_mbarrier_wait(free + 8, parity ^ 1);
     copy_blocks<2>(p, share, 4);
     portion_there(p, full + 16);
-    ptx_mbarrier_wait(free + 16, parity ^ 1);
     copy_blocks<BLOCKS - 6>(p, share, 6);
     portion_there(p, full + 24);
 }
