@@ -219,40 +219,44 @@ static __device__ __forceinline__ void join_sums(softmax_rows &rows)
     }
 }
 
-/* The leader has sums and references: its two rows of piece i but for the output, whose factors it leaves. */
+/* The leader has sums and references: its two rows but for the output, whose factors it leaves. */
 template <int BLOCKS>
 static __device__ __forceinline__ void finish_rows(const fmlac_mqa &p, const piece &c, softmax_rows &rows,
-                                                   plan<BLOCKS> *m, uint32_t i, float factor[2])
+                                                   plan<BLOCKS> *m, float factor[2])
 {
     int thread = (int)ptx_thread(), row = thread / 32 * 16 + thread % 32 / 4, q = thread % 4; /* read anew */
     join_sums(rows);
     for (int h = 0; h < 2; h++) {
         factor[h] = finish_row(p, c, ROWS, row + 8 * h, rows.reference[h], rows.max[h], rows.sum[h], q == 0);
         if (q == 0) {
-            m->factor[i & 1][row + 8 * h] = factor[h];
+            m->factor[row + 8 * h] = factor[h];
         }
     }
 }
 
 /*
- * The output, of which a group has half of the dims; ends piece i. The leader, which knows the factors, stores first: it
- * has the next scores to begin, while the follower stores. The barrier also says that the next Q is there. stage: Q's
- * place, if nobody uses it any more.
+ * The output, of which a group has half of the dims; ends a piece. The leader, which knows the factors, stores first:
+ * it has the next scores to begin, while the follower stores. The barrier also says that the next Q is there. stage:
+ * Q's place, if nobody uses it any more.
  */
 template <int BLOCKS>
 static __device__ __forceinline__ void store_rows(const fmlac_mqa &p, const piece &c, const float o[128],
-                                                  float factor[2], plan<BLOCKS> *m, uint32_t i, int group, int half,
+                                                  float factor[2], plan<BLOCKS> *m, int group, int half,
                                                   uint32_t stage)
 {
     int thread = (int)ptx_thread(), row = thread % 128 / 32 * 16 + thread % 32 / 4; /* read anew */
     if (group != 0) {
         ptx_barrier_sync(BARRIER_MMA, 256);
-        factor[0] = m->factor[i & 1][row];
-        factor[1] = m->factor[i & 1][row + 8];
+        factor[0] = m->factor[row];
+        factor[1] = m->factor[row + 8];
+        ptx_barrier_sync(BARRIER_MMA, 256);
+    } else if (stage != NO_STAGE) {
+        ptx_barrier_sync(BARRIER_LEADER, 128); /* all four warps have read Q */
     }
     store_output(p, c, ROWS, row, o, factor, half * (OUT_COLUMNS / 2), stage);
     if (group == 0) {
-        ptx_barrier_sync(BARRIER_MMA, 256); /* the leader is at most a piece ahead */
+        ptx_barrier_sync(BARRIER_MMA, 256);
+        ptx_barrier_sync(BARRIER_MMA, 256); /* the factors have been read: the leader may go on */
     }
 }
 

@@ -21,7 +21,6 @@
 #define SOURCE_PAGES 0 /* 16-bit numbers, pages of a multiple of 64 tokens, by TMA */
 #define SOURCE_ROWS  1 /* 16-bit numbers, any list, by cp.async */
 #define SOURCE_CODES 2 /* quantised tokens, any list, expanded by the producer warps */
-#define SOURCE_TWINS 3 /* as PAGES, two blocks of a cluster share tokens: each brings half of them to both */
 
 /* Named barriers; 0 is __syncthreads. */
 #define BARRIER_WEIGHTS                                                                                                \
@@ -82,7 +81,7 @@ template <int BLOCKS> struct plan {
     unsigned char raw[RAW_BYTES(BLOCKS)]; /* CODES: rows as they are stored; scales that lie at the end of a page */
     unsigned char scales[PLACES][SCALE_ROWS(BLOCKS)][FMLAC_RAW_SCALES];
     float reference[2][ROWS]; /* of the weights in a slot, base 2 */
-    float factor[2][ROWS];    /* of a piece: what the output is multiplied by in the end */
+    float factor[ROWS];       /* what the output is multiplied by in the end */
     uint32_t mask[2][2];      /* tokens of a slot that are there */
     uint32_t more[2];         /* another tile of the piece follows */
     uint64_t full[2][PORTIONS];

@@ -40,17 +40,14 @@ template <int BLOCKS> static __device__ __forceinline__ tile_view view_of(uint32
 
 /* ---- products ---------------------------------------------------------------------------------------------------- */
 
-/* s = Q * tile^T, blocks FIRST .. LAST - 1, portion by portion as they arrive; ends with the commit. `full`: the slot's
- * first barrier. */
-template <int BLOCKS, int F16, int FIRST, int LAST>
+/* s = Q * tile^T, portion by portion as they arrive; ends with the commit. `full`: the slot's first barrier. */
+template <int BLOCKS, int F16>
 static __device__ __forceinline__ void start_scores(float s[SCORES], uint32_t q, uint32_t k, uint32_t full,
                                                     uint32_t parity)
 {
-    if (FIRST == 0) {
-        ptx_wgmma_hold<SCORES>(s);
-    }
+    ptx_wgmma_hold<SCORES>(s);
 #pragma unroll
-    for (int at = FIRST; at < LAST; at++) {
+    for (int at = 0; at < BLOCKS; at++) {
         if (at % 2 == 0 && at < 8) {
             ptx_mbarrier_wait(full + at / 2 * 8, parity);
             ptx_wgmma_fence();
@@ -69,21 +66,19 @@ static __device__ __forceinline__ void start_scores(float s[SCORES], uint32_t q,
     ptx_wgmma_commit();
 }
 
-/* o += weights (registers) * values, = if not `accumulate`; ends with the commit. */
+/* o += weights (registers) * values, ends with the commit. */
 template <int F16, int WIDE>
-static __device__ __forceinline__ void start_values_rs(float o[128], const uint32_t a[SCORES / 2], uint32_t values,
-                                                       int accumulate)
+static __device__ __forceinline__ void start_values_rs(float o[128], const uint32_t a[SCORES / 2], uint32_t values)
 {
     ptx_wgmma_hold<128>(o);
     ptx_wgmma_fence();
 #pragma unroll
     for (int k = 0; k < TOKENS / 16; k++) {
         if (WIDE) {
-            ptx_wgmma_n256_rs<F16>(o, a + 4 * k, ptx_wgmma_advance(values, k * 2048), k > 0 || accumulate);
+            ptx_wgmma_n256_rs<F16>(o, a + 4 * k, ptx_wgmma_advance(values, k * 2048), 1);
         } else {
-            ptx_wgmma_n128_rs<F16>(o, a + 4 * k, ptx_wgmma_advance(values, k * 2048), k > 0 || accumulate);
-            ptx_wgmma_n128_rs<F16>(o + 64, a + 4 * k, ptx_wgmma_advance(values, 2 * TILE_BYTES + k * 2048),
-                                   k > 0 || accumulate);
+            ptx_wgmma_n128_rs<F16>(o, a + 4 * k, ptx_wgmma_advance(values, k * 2048), 1);
+            ptx_wgmma_n128_rs<F16>(o + 64, a + 4 * k, ptx_wgmma_advance(values, 2 * TILE_BYTES + k * 2048), 1);
         }
     }
     ptx_wgmma_commit();
