@@ -78,7 +78,7 @@ void watch_codes(void *report)
 extern "C" __global__ void fmlak_mqa_codes_bf16_512_sm90a(const __grid_constant__ fmlac_mqa_sm90a all);
 extern "C" __global__ void fmlak_mqa_codes_bf16_576_sm90a(const __grid_constant__ fmlac_mqa_sm90a all);
 
-enum { PAGES, TWINS, ROWS_16, V32, V41, V41_FP4 }; /* TWINS: pages, two blocks share tokens */
+enum { PAGES, ROWS_16, V32, V41, V41_FP4 };
 enum { ALL, NO_QUERY, NO_VALUE };
 
 struct problem {
@@ -344,7 +344,7 @@ static run_state describe(const problem &x, const tensors &t, int processors)
     p.scale = x.scale;
     p.empty_lse = -INFINITY;
     p.lse_factor = 1;
-    p.tile_rows = x.source == TWINS ? 128 : TILE_ROWS;
+    p.tile_rows = TILE_ROWS;
     p.tile_tokens = PAIR_BLOCKS == 1 && x.source >= V32 ? FMLAC_CODES_TOKENS : 64;
     p.aligned = 1;
     describe_rows(&p.q, on_device(t.q), FMLAC_BF16, x.s_q, x.heads, x.d_qk);
@@ -367,7 +367,7 @@ static run_state describe(const problem &x, const tensors &t, int processors)
         p.main.topk = p.main.index_inner = x.tokens;
         p.main.index_outer = (int64_t)x.s_q * x.tokens;
     }
-    r.cluster = x.source == TWINS ? 2 : PAIR_BLOCKS;
+    r.cluster = PAIR_BLOCKS;
     processors /= (int)r.cluster;
     p.cut.row_tiles = p.cut.columns = (group_rows + p.tile_rows - 1) / p.tile_rows;
     p.cut.units = is_paged(x) ? x.batch : tokens;
@@ -389,14 +389,12 @@ static run_state describe(const problem &x, const tensors &t, int processors)
 #else
     r.kernel = x.source == PAGES
                    ? wide ? (const void *)fmlak_mqa_pages_bf16_576_sm90a : (const void *)fmlak_mqa_pages_bf16_512_sm90a
-               : x.source == TWINS
-                   ? wide ? (const void *)fmlak_mqa_twins_bf16_576_sm90a : (const void *)fmlak_mqa_twins_bf16_512_sm90a
                : x.source == ROWS_16
                    ? wide ? (const void *)fmlak_mqa_rows_bf16_576_sm90a : (const void *)fmlak_mqa_rows_bf16_512_sm90a
                : wide ? (const void *)fmlak_mqa_codes_bf16_576_sm90a
                       : (const void *)fmlak_mqa_codes_bf16_512_sm90a;
 #endif
-    if (x.source <= TWINS) {
+    if (x.source == PAGES) {
         encode(&r.all);
     }
     return r;
@@ -515,11 +513,6 @@ static const problem checks[] = {
     {"pages, all, 20 tiles, 5 rows", PAGES, 576, 1, 1, 5, 1234, ALL, 0, 64, 0, 0.05f},
     {"pages, logits to 100", PAGES, 576, 1, 1, 64, 1000, ALL, 0, 64, 0, 3.0f},
     {"pages, scale below 0", PAGES, 576, 1, 1, 64, 300, ALL, 0, 128, 0, -0.5f},
-    {"twins, one token", TWINS, 576, 1, 1, 128, 1, ALL, 0, 64, 0, 0.05f},
-    {"twins, all, 3 tiles", TWINS, 576, 1, 1, 128, 190, ALL, 0, 64, 0, 0.05f},
-    {"twins, all, 20 tiles, 70 rows", TWINS, 576, 1, 1, 70, 1234, ALL, 0, 64, 0, 0.05f},
-    {"twins, cut in 5, b 3", TWINS, 576, 3, 1, 128, 1500, ALL, 0, 64, 5, 0.05f},
-    {"twins, causal, s_q 4, d 512", TWINS, 512, 3, 4, 30, 200, ALL, 1, 64, 0, 0.05f},
     {"pages, d 512", PAGES, 512, 2, 1, 64, 300, ALL, 0, 64, 0, 0.05f},
     {"pages, causal, s_q 3", PAGES, 576, 3, 3, 40, 200, ALL, 1, 64, 0, 0.05f},
     {"pages, cut in parts", PAGES, 576, 3, 2, 64, 900, ALL, 1, 64, 7, 0.05f},
@@ -563,9 +556,6 @@ static const problem times[] = {
     {"dense b128 h128 4096", PAGES, 576, 128, 1, 128, 4096, ALL, 0, 64, -1, 0.04f},
     {"dense b128 h128 16384", PAGES, 576, 128, 1, 128, 16384, ALL, 0, 64, -1, 0.04f},
     {"dense b128 s_q 2 h128 8192", PAGES, 576, 128, 2, 128, 8192, ALL, 1, 64, -1, 0.04f},
-    {"twins b128 h128 4096", TWINS, 576, 128, 1, 128, 4096, ALL, 0, 64, -1, 0.04f},
-    {"twins b128 h128 16384", TWINS, 576, 128, 1, 128, 16384, ALL, 0, 64, -1, 0.04f},
-    {"twins b128 s_q 2 h128 8192", TWINS, 576, 128, 2, 128, 8192, ALL, 1, 64, -1, 0.04f},
     {"dense b128 h16 8192", PAGES, 576, 128, 1, 16, 8192, ALL, 0, 64, -1, 0.04f},
     {"dense b1 h128 8192", PAGES, 576, 1, 1, 128, 8192, ALL, 0, 64, -1, 0.04f},
     {"prefill d576 h128 topk 2048", ROWS_16, 576, 1, 4096, 128, 2048, ALL, 0, 0, 0, 0.04f},

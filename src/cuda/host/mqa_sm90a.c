@@ -19,10 +19,6 @@ extern void fmlak_mqa_pages_bf16_512_sm90a(void);
 extern void fmlak_mqa_pages_bf16_576_sm90a(void);
 extern void fmlak_mqa_pages_f16_512_sm90a(void);
 extern void fmlak_mqa_pages_f16_576_sm90a(void);
-extern void fmlak_mqa_twins_bf16_512_sm90a(void);
-extern void fmlak_mqa_twins_bf16_576_sm90a(void);
-extern void fmlak_mqa_twins_f16_512_sm90a(void);
-extern void fmlak_mqa_twins_f16_576_sm90a(void);
 extern void fmlak_mqa_rows_bf16_512_sm90a(void);
 extern void fmlak_mqa_rows_bf16_576_sm90a(void);
 extern void fmlak_mqa_rows_f16_512_sm90a(void);
@@ -48,19 +44,6 @@ static const fmlac_kernel kernels[3][2][2] = {
     {{HOPPER(fmlak_mqa_rows_bf16_512_sm90a, FMLA_BF16, 12), HOPPER(fmlak_mqa_rows_bf16_576_sm90a, FMLA_BF16, 12)},
      {HOPPER(fmlak_mqa_rows_f16_512_sm90a, FMLA_F16, 12), HOPPER(fmlak_mqa_rows_f16_576_sm90a, FMLA_F16, 12)}},
     {{CODES(fmlak_mqa_codes_bf16_512_sm90a), CODES(fmlak_mqa_codes_bf16_576_sm90a)}},
-};
-
-/* Pages for two blocks with the same tokens, [dtype: bf16, fp16][dims: 512, 576]. */
-#ifndef FMLAC_SHARE_PAGES
-#define FMLAC_SHARE_PAGES 1
-#endif
-#define TWINS(name, dtype)                                                                                             \
-    {                                                                                                                  \
-        name, #name, dtype, FMLAC_PAIR_ROWS, FMLAC_HOPPER_TOKENS, 12, 227, 2                                           \
-    }
-static const fmlac_kernel twins[2][2] = {
-    {TWINS(fmlak_mqa_twins_bf16_512_sm90a, FMLA_BF16), TWINS(fmlak_mqa_twins_bf16_576_sm90a, FMLA_BF16)},
-    {TWINS(fmlak_mqa_twins_f16_512_sm90a, FMLA_F16), TWINS(fmlak_mqa_twins_f16_576_sm90a, FMLA_F16)},
 };
 
 /* Pairs of blocks, [dims: 512, 576]. */
@@ -165,15 +148,6 @@ static bool strides_fit(const fmlac_mqa *p)
     return true;
 }
 
-/* Whether two blocks can share tokens: the rows of every list make an even number of their row tiles. */
-static bool rows_pair(const fmlac_state *state, const fmlac_mqa *p)
-{
-    int64_t group = p->h_q / p->h_kv, rows = p->cu_seqlens_q ? group : group * p->s_q;
-    bool whole = !p->cu_seqlens_q || rows % FMLAC_PAIR_ROWS == 0;
-    return FMLAC_SHARE_PAGES && state->processors >= 2 && p->main.pool.num_pages > 0 && whole &&
-           fmlac_ceil(rows, FMLAC_HOPPER_ROWS) % 2 == 0;
-}
-
 static bool is_short(const fmlac_list *list)
 {
     const fmlac_pool *pool = &list->pool;
@@ -202,9 +176,6 @@ const fmlac_kernel *fmlac_hopper_choose(const fmlac_state *state, const fmlac_mq
     }
     bool pages = p->main.kind == FMLAC_LIST_PAGED && p->main.pool.page_size % FMLAC_HOPPER_TOKENS == 0 &&
                  p->main.pool.aligned && state->encode_tensor_map && strides_fit(p);
-    if (pages && rows_pair(state, p)) {
-        return &twins[f16][wide];
-    }
     return &kernels[pages ? FROM_PAGES : FROM_ROWS][f16][wide];
 }
 
@@ -231,9 +202,6 @@ fmla_status fmlac_hopper_enqueue(const fmlac_state *state, const fmlai_call *cal
     int wide = p->d_qk > 512, f16 = p->q.dtype == FMLAC_F16;
     memset(&all.pages, 0, sizeof all.pages);
     all.mqa = *p;
-    if (kernel == &twins[f16][wide] && !encode_pages(state, p, &all.pages)) {
-        return fmlai_fail(call->error, FMLA_ERROR_DEVICE, "cuTensorMapEncodeTiled refuses the pages of the cache");
-    }
     if (kernel == &kernels[FROM_PAGES][f16][wide] && !encode_pages(state, p, &all.pages)) {
         kernel = &kernels[FROM_ROWS][f16][wide];
     }

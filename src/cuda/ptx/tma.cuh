@@ -26,16 +26,6 @@ PTX_INLINE void ptx_tma_load_4d(uint32_t shared, const void *map, uint32_t barri
                  : "memory");
 }
 
-/* The same box to the same place of all blocks of a cluster that `blocks` names by bits; each one's barrier counts. */
-PTX_INLINE void ptx_tma_load_4d_to_all(uint32_t shared, const void *map, uint32_t barrier, int32_t x, int32_t y,
-                                       int32_t z, int32_t w, uint16_t blocks, uint64_t policy)
-{
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster."
-                 "L2::cache_hint [%0], [%1, {%3, %4, %5, %6}], [%2], %7, %8;" ::"r"(shared),
-                 "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w), "h"(blocks), "l"(policy)
-                 : "memory");
-}
-
 /* A run of bytes; both addresses and the size are multiples of 16. */
 PTX_INLINE void ptx_bulk_load(uint32_t shared, const void *global, uint32_t bytes, uint32_t barrier)
 {

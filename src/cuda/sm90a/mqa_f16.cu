@@ -10,7 +10,5 @@
 
 RELAY_KERNEL(fmlak_mqa_pages_f16_512_sm90a, 8, SOURCE_PAGES)
 RELAY_KERNEL(fmlak_mqa_pages_f16_576_sm90a, 9, SOURCE_PAGES)
-RELAY_KERNEL(fmlak_mqa_twins_f16_512_sm90a, 8, SOURCE_TWINS)
-RELAY_KERNEL(fmlak_mqa_twins_f16_576_sm90a, 9, SOURCE_TWINS)
 RELAY_KERNEL(fmlak_mqa_rows_f16_512_sm90a, 8, SOURCE_ROWS)
 RELAY_KERNEL(fmlak_mqa_rows_f16_576_sm90a, 9, SOURCE_ROWS)

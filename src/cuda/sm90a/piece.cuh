@@ -44,17 +44,9 @@ typedef struct piece_walk {
     int32_t column;
     int32_t low, high;       /* cut: costs of this part */
     int32_t worker, workers; /* of the grid: blocks, or clusters of blocks */
-    int32_t twin, twins;     /* blocks that share a row tile, ROWS rows each; 0, 1: pieces are of whole row tiles */
     int32_t guess;           /* first query token whose Q has set out; -1: none */
     int32_t own[OWN_UNITS + 1];  /* costs that the block finds by itself */
 } piece_walk;
-
-/* The part of a row tile that is one of two blocks'. */
-static __device__ __forceinline__ void twin_rows(fmlac_work *w, int32_t twin)
-{
-    w->row0 += twin * ROWS;
-    w->rows = clamped(w->rows - twin * ROWS, 0, ROWS);
-}
 
 /*
  * What the block's first piece is most likely part of, known without lengths: as if all lists were as long as they can
@@ -134,18 +126,6 @@ static __device__ __forceinline__ void walk_begin(const fmlac_mqa &p, piece_walk
         walk->high = high;
         walk->worker = worker;
         walk->workers = workers;
-        walk->twin = 0;
-        walk->twins = 1;
-    }
-    __syncwarp();
-}
-
-/* The rest of the walk is for one of two blocks that share row tiles. */
-static __device__ __forceinline__ void walk_share(piece_walk *walk, uint32_t twin, int lane)
-{
-    if (lane == 0) {
-        walk->twin = (int32_t)twin;
-        walk->twins = 2;
     }
     __syncwarp();
 }
@@ -213,12 +193,7 @@ static __device__ __forceinline__ void walk_next(const fmlac_mqa &p, piece_walk 
         there = !empty && w.rows > 0;
         if (there) {
             work_count(&p, &w);
-            int64_t place = walk->worker * 2 + (begin == 0);
-            if (walk->twins > 1) { /* its part of the rows, which may be none, and of the partial result */
-                twin_rows(&w, walk->twin);
-                place = place * walk->twins + walk->twin;
-            }
-            piece_write(p, w, begin, end, whole ? -1 : place, to, lane);
+            piece_write(p, w, begin, end, whole ? -1 : walk->worker * 2 + (begin == 0), to, lane);
             if (lane == 0) {
                 to->early = walk->guess == (int32_t)w.first;
                 walk->guess = -1;

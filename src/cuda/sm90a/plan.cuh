@@ -21,7 +21,6 @@
 #define SOURCE_PAGES 0 /* 16-bit numbers, pages of a multiple of 64 tokens, by TMA */
 #define SOURCE_ROWS  1 /* 16-bit numbers, any list, by cp.async */
 #define SOURCE_CODES 2 /* quantised tokens, any list, expanded by the producer warps */
-#define SOURCE_TWINS 3 /* as PAGES, two blocks of a cluster share tokens: each brings half of them to both */
 
 /* Named barriers; 0 is __syncthreads. */
 #define BARRIER_WEIGHTS                                                                                                \

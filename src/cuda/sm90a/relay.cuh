@@ -5,9 +5,9 @@
  * parameter.
  *
  * ROLES          warps                 registers: PAGES, ROWS, CODES  work
- *   leader         0..3                  216, 200, 192                  scores, weights; half of the output dims
- *   follower       4..7                  216, 200, 192                  the other half
- *   producers      8..11 (CODES 8..15)   72, 104, 64                    token tiles into shared memory
+ *   leader         0..3                  216, 208, 192                  scores, weights; half of the output dims
+ *   follower       4..7                  216, 208, 192                  the other half
+ *   producers      8..11 (CODES 8..15)   72, 88, 64                     token tiles into shared memory
  *
  * The scout, a warp, finds the next piece of work while the one before is in hand: with PAGES warp 9, which does
  * nothing else, with ROWS warp 8, with CODES warp 15, which does nothing else. Accumulators: output 64 x 256 (128
@@ -27,33 +27,27 @@
  *   piece_free[2]  8 + PAGES 1, ROWS 4, CODES 1   warps that read pieces        scout            pieces[]
  *   named 1 + s    256                            leader                        follower         weights, references
  *   named 3        128                            leader                        itself           its writes into a tile
- *   named 5        256                            both                          both             Q, row sums
+ *   named 5        256                            both                          both             Q, factors
  * Block 8 (the rope dims) goes with half 1: once the scores are taken it holds the weights, which both read.
  * CODES: the leader waits for the follower's half of the tile before, too, since its weights lay where the next go.
  *
- * ORDER BEHIND (PAGES, ROWS), for tile t in slot t & 1
+ * ORDER, for tile t in slot t & 1
  *   leader: scores of t                   waits full[s]; 4 products per block, half 0 first
- *           += weights * values of t - 1  its half is 1; issued behind the scores
  *           weights of t                  once the scores are there; to shared memory, with their references; arrives
- * at named 1 + s frees half 1 of t - 1         once its values are summed follower: += weights * values of t    its
- * half is 0; waits named 1 + s; then frees half 0 While the leader makes weights, the tensor cores sum its values of
- * the tile before; while it starts the next scores, those of the follower. Half 1, which is held longest, is needed
- * last. The first tile's product with a tile before it is lost. The product with the last tile follows at the end. Half
- * 0 is free before half 1 of the same tile: so block 8 is not loaded again before the follower has read the weights.
+ *                                         at named 1 + s
+ *           += weights * values of t      its half is 0, weights from registers; then frees half 0
+ *   follower: += weights * values of t    its half is 1; waits named 1 + s; then frees half 1
+ * The follower's values run on beside the leader's next scores. Nothing runs beside the weights.
  *
- * ORDER AT_ONCE (CODES): leader: scores, weights, += values of half 0, from registers, frees half 0; follower: values
- * of half 1 at once, frees half 1. GATED and EARLY are the same, but the follower waits until the leader's next scores
- * are there, or issued.
+ * BETWEEN PIECES the follower brings the next Q as soon as its last values are under way: it has time until the next
+ * weights. The leader finishes the rows, stores its half of the output and begins the next scores, while the follower
+ * stores the other half (output.cuh).
  *
  * How many tiles a piece has is known only as they come: producers leave out entries that name no token, more[] says if
  * a tile follows.
  *
- * TWINS are PAGES for two blocks of a cluster that have the same tokens and different rows: a box comes from L2 once,
- * to both. free[][] then has 8 arrivals, of the warps of both blocks, and a block's producer waits for them before it
- * loads its share of the boxes into both. Pieces are found by each block for itself, and are the same but for rows.
- *
- * FENCES Whoever writes a tile by ordinary stores fences before it arrives; weights are fenced by who reads them, and,
- * in the order BEHIND, by the leader. TMA and cp.async need none.
+ * FENCES Whoever writes a tile by ordinary stores fences before it arrives; weights are fenced by who reads them. TMA
+ * and cp.async need none.
  *
  * MASKS A token that is not there has a zero row and, by mask, the score -infinity. Where rows of Q see different
  * numbers of tokens, values that are not finite are set to 0, once the scores are taken, in tokens that some row does
@@ -63,7 +57,6 @@
 #define FLASHMLA_CUDA_SM90A_RELAY_CUH
 
 #include "output.cuh"
-#include "ptx/cluster.cuh"
 #include "ptx/grid.cuh"
 #include "products.cuh"
 #include "query.cuh"
@@ -72,29 +65,11 @@
 #include "source_pages.cuh"
 #include "source_rows.cuh"
 
-/*
- * When values are summed; docs/hopper.md has the budgets. AT_ONCE: follower and leader as soon as weights are there.
- * GATED: the follower beside the next weights, once the next scores are there; EARLY: once they are issued. BEHIND: the
- * follower at once, the leader behind the next scores.
- */
-#define ORDER_AT_ONCE 0
-#define ORDER_GATED   1
-#define ORDER_EARLY   2
-#define ORDER_BEHIND  3
-#ifndef RELAY_ORDER_PAGES
-#define RELAY_ORDER_PAGES ORDER_AT_ONCE
-#endif
-#ifndef RELAY_ORDER_ROWS
-#define RELAY_ORDER_ROWS ORDER_AT_ONCE
-#endif
-#ifndef RELAY_ORDER_CODES
-#define RELAY_ORDER_CODES ORDER_AT_ONCE
-#endif
 #ifndef RELAY_REGISTERS_PAGES
 #define RELAY_REGISTERS_PAGES 216
 #endif
 #ifndef RELAY_REGISTERS_ROWS
-#define RELAY_REGISTERS_ROWS 200
+#define RELAY_REGISTERS_ROWS 208
 #endif
 #ifndef RELAY_OPTIMIST_CODES
 #define RELAY_OPTIMIST_CODES 1
@@ -103,22 +78,15 @@
 #define RELAY_REGISTERS_CODES 192
 #endif
 
+#define LEADER_HALF 0 /* of a slot and of the output: dims 0..255 */
+
 template <int SOURCE> struct relay_of {
-    static constexpr int PAGES = SOURCE == SOURCE_PAGES || SOURCE == SOURCE_TWINS;
-    static constexpr int TWINS = SOURCE == SOURCE_TWINS ? 2 : 1; /* blocks that share tokens */
-    static constexpr int ORDER = PAGES                   ? RELAY_ORDER_PAGES
-                                 : SOURCE == SOURCE_ROWS ? RELAY_ORDER_ROWS
-                                                         : RELAY_ORDER_CODES;
+    static constexpr int PAGES = SOURCE == SOURCE_PAGES;
     static constexpr int REGISTERS = PAGES                   ? RELAY_REGISTERS_PAGES
                                      : SOURCE == SOURCE_ROWS ? RELAY_REGISTERS_ROWS
                                                              : RELAY_REGISTERS_CODES; /* of leader and follower */
     static constexpr int WIDE = SOURCE != SOURCE_CODES;                               /* products of 256 columns */
-    static constexpr int OPTIMIST =                                                   /* registers for weigh_scores */
-        PAGES || ORDER == ORDER_BEHIND || (SOURCE == SOURCE_CODES && RELAY_OPTIMIST_CODES);
-    static_assert(!ONE_WEIGHTS || ORDER != ORDER_BEHIND, "weights of two tiles are needed at a time");
-    /* Of a slot and of the output, 0: dims 0..255. The leader's is held longest in the order BEHIND, the follower's in
-     * the others; that one is needed last. */
-    static constexpr int LEADER_HALF = ORDER == ORDER_BEHIND;
+    static constexpr int OPTIMIST = SOURCE != SOURCE_CODES || RELAY_OPTIMIST_CODES; /* registers for weigh_scores */
 };
 
 /* ---- the weights' way to the follower ---------------------------------------------------------------------------- */
@@ -142,15 +110,11 @@ static __device__ __forceinline__ void publish(const uint32_t a[SCORES / 2], con
     }
 }
 
-/* A warp has read a half for the last time: its own block may load it again, and so may the twin. */
-template <int TWINS> static __device__ __forceinline__ void release(uint32_t free)
+/* A warp has read a half for the last time. */
+static __device__ __forceinline__ void release(uint32_t free)
 {
-    if (TWINS == 1) {
-        if (threadIdx.x % 32 == 0) {
-            ptx_mbarrier_arrive(free);
-        }
-    } else if (threadIdx.x % 32 < TWINS) {
-        ptx_mbarrier_arrive_remote(ptx_cluster_address(free, threadIdx.x % 32));
+    if (threadIdx.x % 32 == 0) {
+        ptx_mbarrier_arrive(free);
     }
 }
 
@@ -250,22 +214,43 @@ static __device__ __forceinline__ bool weights_in_place(float s[SCORES], softmax
     return moves;
 }
 
-/* A tile as the leader meets it: waits for it and issues the products of its scores. */
-template <int BLOCKS, int F16, int SOURCE>
-static __device__ __forceinline__ void start_tile(float s[SCORES], uint32_t q, const tile_view &v, plan<BLOCKS> *m,
-                                                  const piece &c, uint32_t slot, uint32_t parity, int32_t first)
+/* PAGES: the tile's last tokens, where the list ends. */
+template <int BLOCKS, int SOURCE>
+static __device__ __forceinline__ void mend_tail(const tile_view &v, const piece &c, uint32_t full, uint32_t parity,
+                                                 int32_t first)
 {
-    const uint32_t full = ptx_shared_address(m->full[slot]);
     if (relay_of<SOURCE>::PAGES && first + TOKENS > c.work.main_count) {
         clear_tail<BLOCKS>(v.at, (int)(c.work.main_count - first), full, parity);
     }
-    start_scores<BLOCKS, F16>(s, q, v.k, full, parity);
+}
+
+/* Whether piece i is one, once that is known. */
+template <int BLOCKS> static __device__ __forceinline__ bool piece_there(plan<BLOCKS> *m, uint32_t i)
+{
+    ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[i & 1]), use_parity(i));
+    return uniform(m->pieces[i & 1].there) != 0;
+}
+
+/* Read anew whenever it is asked: there is no register to keep the answer in. */
+static __device__ __forceinline__ bool has_tiles(const piece &c)
+{
+    return uniform(*(const volatile int32_t *)&c.end - *(const volatile int32_t *)&c.begin) != 0;
+}
+
+/* The leader has its last scores of a piece: Q of the next one, piece i, sets out. By the follower, which has time. */
+template <int BLOCKS>
+static __device__ __forceinline__ void start_next_q(const fmlac_mqa &p, plan<BLOCKS> *m, uint32_t i)
+{
+    const piece &next = m->pieces[i & 1];
+    if (piece_there(m, i) && has_tiles(next)) {
+        start_q<BLOCKS>(p, next.work, m, 128);
+    }
 }
 
 /* One piece that has tiles. Leaves sums, references and the output unnormalised. Returns the number of tiles. */
 template <int BLOCKS, int F16, int SOURCE>
-static __device__ __forceinline__ uint32_t lead(float o[128], softmax_rows &rows, uint32_t q, plan<BLOCKS> *m,
-                                                const fmlac_mqa &p, const piece &c, slot_uses uses)
+static __device__ __forceinline__ uint32_t lead(float o[128], softmax_rows &rows, float end[2], uint32_t q,
+                                                plan<BLOCKS> *m, const fmlac_mqa &p, const piece &c, slot_uses uses)
 {
     typedef relay_of<SOURCE> the;
     float s[SCORES], factor[2], top[2] = {-FMLAC_INFINITY, -FMLAC_INFINITY};
@@ -275,100 +260,47 @@ static __device__ __forceinline__ uint32_t lead(float o[128], softmax_rows &rows
         const uint32_t slot = t & 1;
         const tile_view v = view_of<BLOCKS>(slot);
         int32_t first = (c.begin + (int32_t)t) * TOKENS;
-        start_tile<BLOCKS, F16, SOURCE>(s, q, v, m, c, slot, tile_parity(uses, t), first);
-        if (the::ORDER == ORDER_EARLY && t > 0) {
-            ptx_barrier_arrive(BARRIER_WEIGHTS + (slot ^ 1), 256);
-        }
+        const uint32_t parity = tile_parity(uses, t), full = ptx_shared_address(m->full[slot]);
+        mend_tail<BLOCKS, SOURCE>(v, c, full, parity, first);
+        start_scores<BLOCKS, F16>(s, q, v.k, full, parity);
         uint32_t flags = the::OPTIMIST ? tile_flags(m, c, slot, first) : 0;
         ptx_wgmma_wait<0>();
         ptx_wgmma_hold<SCORES>(s);
         more = uniform(*(const volatile uint32_t *)&m->more[slot]);
-        if (the::ORDER == ORDER_GATED && t > 0) {
-            ptx_barrier_arrive(BARRIER_WEIGHTS + (slot ^ 1), 256);
-        }
         if (the::OPTIMIST ? weights_of<BLOCKS, F16>(s, rows, a, factor, m, c, slot, v.at, first, flags)
                           : weights_in_place<BLOCKS, F16>(s, rows, a, factor, m, c, slot, v.at, first)) {
             rescale(o, factor); /* seldom */
         }
         if (ONE_WEIGHTS) { /* the follower is done with the last ones */
-            ptx_mbarrier_wait(ptx_shared_address(&m->free[slot ^ 1][!the::LEADER_HALF]), tile_parity(uses, t + 1) ^ 1);
+            ptx_mbarrier_wait(ptx_shared_address(&m->free[slot ^ 1][!LEADER_HALF]), tile_parity(uses, t + 1) ^ 1);
         }
         publish<BLOCKS>(a, rows, v.weights_at, m, slot);
-        if (the::ORDER == ORDER_AT_ONCE || !more) {
-            ptx_barrier_arrive(BARRIER_WEIGHTS + slot, 256);
-        }
-        start_values_rs<F16, the::WIDE>(o, a, v.values[the::LEADER_HALF]);
+        ptx_barrier_arrive(BARRIER_WEIGHTS + slot, 256);
+        start_values_rs<F16, the::WIDE>(o, a, v.values[LEADER_HALF]);
         if (the::OPTIMIST && p.max_logits.data) {
             raise_max(s, top);
         }
         ptx_wgmma_wait<0>();
         ptx_wgmma_hold<128>(o);
-        release<the::TWINS>(ptx_shared_address(&m->free[slot][the::LEADER_HALF]));
+        release(ptx_shared_address(&m->free[slot][LEADER_HALF]));
         t++;
     } while (more);
     if (the::OPTIMIST) {
         rows.max[0] = top[0] * rows.scale;
         rows.max[1] = top[1] * rows.scale;
     }
-    return t;
-}
-
-/* The same in the order BEHIND. The product with the tile before is issued behind the scores: with the first tile it is
- * one with whatever lies there, and is lost, since products must not be conditional. */
-template <int BLOCKS, int F16, int SOURCE>
-static __device__ __forceinline__ uint32_t lead_behind(float o[128], softmax_rows &rows, uint32_t q, plan<BLOCKS> *m,
-                                                       const fmlac_mqa &p, const piece &c, slot_uses uses)
-{
-    typedef relay_of<SOURCE> the;
-    float s[SCORES], factor[2], top[2] = {-FMLAC_INFINITY, -FMLAC_INFINITY};
-    uint32_t a[SCORES / 2], t = 0, more;
-#pragma unroll 1
-    do {
-        const uint32_t slot = t & 1;
-        const tile_view v = view_of<BLOCKS>(slot), before = view_of<BLOCKS>(slot ^ 1);
-        int32_t first = (c.begin + (int32_t)t) * TOKENS;
-        start_tile<BLOCKS, F16, SOURCE>(s, q, v, m, c, slot, tile_parity(uses, t), first);
-        ptx_barrier_sync(BARRIER_LEADER, 128); /* the weights before are there */
-        start_values_ss<F16, the::WIDE>(o, before.weights, before.values[the::LEADER_HALF], t > 1);
-        more = uniform(*(const volatile uint32_t *)&m->more[slot]);
-        uint32_t flags = tile_flags(m, c, slot, first);
-        ptx_wgmma_wait<1>();
-        ptx_wgmma_hold<SCORES>(s);
-        bool moves = weights_of<BLOCKS, F16>(s, rows, a, factor, m, c, slot, v.at, first, flags);
-        publish<BLOCKS>(a, rows, v.weights_at, m, slot);
-        ptx_fence_async_proxy();
-        ptx_barrier_arrive(BARRIER_WEIGHTS + slot, 256);
-        if (p.max_logits.data) {
-            raise_max(s, top);
-        }
-        ptx_wgmma_wait<0>();
-        ptx_wgmma_hold<128>(o);
-        if (t > 0) {
-            release<the::TWINS>(ptx_shared_address(&m->free[slot ^ 1][the::LEADER_HALF]));
-        }
-        if (moves) {
-            rescale(o, factor); /* seldom */
-        }
-        t++;
-    } while (more);
-    const tile_view last = view_of<BLOCKS>((t & 1) ^ 1);
-    ptx_barrier_sync(BARRIER_LEADER, 128);
-    start_values_ss<F16, the::WIDE>(o, last.weights, last.values[the::LEADER_HALF], t > 1);
-    ptx_wgmma_wait<0>();
-    ptx_wgmma_hold<128>(o);
-    release<the::TWINS>(ptx_shared_address(&m->free[(t & 1) ^ 1][the::LEADER_HALF]));
-    rows.max[0] = top[0] * rows.scale;
-    rows.max[1] = top[1] * rows.scale;
+    finish_rows(p, c, rows, m, end);
     return t;
 }
 
 /* ---- the follower ------------------------------------------------------------------------------------------------ */
 
 template <int BLOCKS, int F16, int SOURCE>
-static __device__ __forceinline__ uint32_t follow(float o[128], plan<BLOCKS> *m, slot_uses uses)
+static __device__ __forceinline__ uint32_t follow(float o[128], const fmlac_mqa &p, plan<BLOCKS> *m, uint32_t i,
+                                                  slot_uses uses)
 {
     typedef relay_of<SOURCE> the;
-    constexpr int HALF = !the::LEADER_HALF;
+    constexpr int HALF = !LEADER_HALF;
     int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
     float reference[2] = {-FMLAC_INFINITY, -FMLAC_INFINITY};
     uint32_t t = 0, more;
@@ -386,21 +318,18 @@ static __device__ __forceinline__ uint32_t follow(float o[128], plan<BLOCKS> *m,
         }
         start_values_ss<F16, the::WIDE>(o, v.weights, v.values[HALF], 1);
         more = uniform(*(const volatile uint32_t *)&m->more[slot]);
+        if (!more) {
+            start_next_q(p, m, i + 1);
+        }
         ptx_wgmma_wait<0>();
         ptx_wgmma_hold<128>(o);
-        release<the::TWINS>(ptx_shared_address(&m->free[slot][HALF]));
+        release(ptx_shared_address(&m->free[slot][HALF]));
         t++;
     } while (more);
     return t;
 }
 
 /* ---- pieces ------------------------------------------------------------------------------------------------------ */
-
-/* Read anew whenever it is asked: there is no register to keep the answer in. */
-static __device__ __forceinline__ bool has_tiles(const piece &c)
-{
-    return uniform(*(const volatile int32_t *)&c.end - *(const volatile int32_t *)&c.begin) != 0;
-}
 
 /* Everything that the leader and the follower do. They share the accumulators: with arrays of their own, ptxas
  * spills. */
@@ -412,21 +341,18 @@ static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> 
     slot_uses uses = 0;
     uint32_t q = ptx_wgmma_tile(ptx_shared_address(m->q), BLOCK_BYTES);
 #pragma unroll 1
-    for (uint32_t i = 0;; i++) {
-        ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[i & 1]), use_parity(i));
+    for (uint32_t i = 0; piece_there(m, i); i++) {
         const piece &c = m->pieces[i & 1];
-        if (!uniform(c.there)) {
-            ptx_copy_async_wait<0>();
-            break;
-        }
-        if (!uniform(c.early)) {
-            ptx_copy_async_wait<0>(); /* a wrong guess */
-            if (has_tiles(c)) {
-                start_q<BLOCKS>(p, c.work, m);
+        if (i == 0) {
+            if (!uniform(c.early)) {
+                ptx_copy_async_wait<0>(); /* a wrong guess */
+                if (has_tiles(c)) {
+                    start_q<BLOCKS>(p, c.work, m, 256);
+                }
             }
+            finish_q<BLOCKS>(p, m, 256);
+            ptx_barrier_sync(BARRIER_MMA, 256);
         }
-        finish_q<BLOCKS>(p, m);
-        ptx_barrier_sync(BARRIER_MMA, 256); /* Q is there; sums of the piece before have been read */
         float o[128];
         softmax_rows rows = {
             scale_of<the::OPTIMIST>(p), {-FMLAC_INFINITY, -FMLAC_INFINITY}, {-FMLAC_INFINITY, -FMLAC_INFINITY}, {0, 0}};
@@ -435,19 +361,29 @@ static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> 
             o[j] = 0.0f;
         }
         uint32_t tiles = 0;
+        float factor[2];
         if (has_tiles(c) && group == 0) {
-            tiles = the::ORDER == ORDER_BEHIND ? lead_behind<BLOCKS, F16, SOURCE>(o, rows, q, m, p, c, uses)
-                                               : lead<BLOCKS, F16, SOURCE>(o, rows, q, m, p, c, uses);
+            tiles = lead<BLOCKS, F16, SOURCE>(o, rows, factor, q, m, p, c, uses);
         } else if (has_tiles(c)) {
-            tiles = follow<BLOCKS, F16, SOURCE>(o, m, uses);
+            tiles = follow<BLOCKS, F16, SOURCE>(o, p, m, i, uses);
+        } else if (group == 0) {
+            finish_rows(p, c, rows, m, factor);
+        } else {
+            start_next_q(p, m, i + 1);
         }
-        store_rows<BLOCKS>(p, c, o, rows, m, group, group ^ the::LEADER_HALF);
+        const bool follows = piece_there(m, i + 1);
+        if (group != 0 && follows) {
+            finish_q<BLOCKS>(p, m, 128);
+        }
+        uint32_t stage = follows ? NO_STAGE : ptx_shared_address(m->q);
+        store_rows<BLOCKS>(p, c, o, factor, m, group, group ^ LEADER_HALF, stage);
         __syncwarp();
         if (threadIdx.x % 32 == 0) {
             ptx_mbarrier_arrive(ptx_shared_address(&m->piece_free[i & 1]));
         }
         uses = uses_after(uses, tiles);
     }
+    ptx_copy_async_wait<0>(); /* a guess where there is no piece at all */
 }
 
 /* ---- the block --------------------------------------------------------------------------------------------------- */
@@ -466,8 +402,8 @@ static __device__ __forceinline__ void init_barriers(plan<BLOCKS> *m, int produc
             }
             ptx_mbarrier_init(ptx_shared_address(&m->full[i][j]), arrivals + more);
         }
-        ptx_mbarrier_init(ptx_shared_address(&m->free[i][0]), 4 * the::TWINS);
-        ptx_mbarrier_init(ptx_shared_address(&m->free[i][1]), 4 * the::TWINS);
+        ptx_mbarrier_init(ptx_shared_address(&m->free[i][0]), 4);
+        ptx_mbarrier_init(ptx_shared_address(&m->free[i][1]), 4);
         ptx_mbarrier_init(ptx_shared_address(&m->piece_full[i]), 1);
         ptx_mbarrier_init(ptx_shared_address(&m->piece_free[i]), MMA_WARPS + readers);
     }
@@ -496,15 +432,12 @@ static __device__ __forceinline__ void prologue(const fmlac_mqa_sm90a &all, plan
     }
     fmlac_work w = {};
     int32_t begin;
-    bool guessed = walk_guess(p, (int32_t)blockIdx.x / the::TWINS, &w, &begin);
-    if (the::TWINS == 2 && guessed) {
-        twin_rows(&w, (int32_t)ptx_cluster_rank());
-    }
+    bool guessed = walk_guess(p, (int32_t)blockIdx.x, &w, &begin);
     if (threadIdx.x == 0) {
         m->walk.guess = guessed ? (int32_t)w.first : -1;
     }
     if (guessed) {
-        start_q<BLOCKS>(p, w, m);
+        start_q<BLOCKS>(p, w, m, MMA_WARPS * 32);
     }
     if (guessed && threadIdx.x < 32) {
         prefetch_list(p, w, begin, (int)threadIdx.x);
@@ -521,11 +454,7 @@ template <int BLOCKS, int F16, int SOURCE> static __device__ __forceinline__ voi
     constexpr int PRODUCER_REGISTERS = SOURCE == SOURCE_CODES ? 256 - MMA_REGISTERS : 504 - 2 * MMA_REGISTERS;
     plan<BLOCKS> *m = (plan<BLOCKS> *)ptx_shared();
     prologue<BLOCKS, SOURCE>(all, m, PRODUCER_WARPS);
-    if (the::TWINS == 2) {
-        ptx_cluster_sync();
-    } else {
-        __syncthreads();
-    }
+    __syncthreads();
     ptx_grid_wait();
     ptx_grid_launch_dependents();
     if (__shfl_sync(0xFFFFFFFFu, (int)(threadIdx.x / 128), 0) < 2) {
@@ -534,16 +463,12 @@ template <int BLOCKS, int F16, int SOURCE> static __device__ __forceinline__ voi
     } else {
         ptx_registers_give<PRODUCER_REGISTERS>();
         if constexpr (the::PAGES) {
-            produce_pages<BLOCKS, the::TWINS>(all, m);
+            produce_pages<BLOCKS>(all, m);
         } else if constexpr (SOURCE == SOURCE_ROWS) {
             produce_rows<BLOCKS>(p, m);
         } else {
             produce_codes<BLOCKS>(p, m);
         }
-    }
-    if (the::TWINS == 2) {
-        __syncwarp();
-        ptx_cluster_sync(); /* the twin may still write here */
     }
 }
 

@@ -223,22 +223,6 @@ void ptx_tma_load_4d(uint32_t shared, const void *map, uint32_t barrier, int32_t
     load_box(emu_shared(), shared, map, barrier, x, y, z, w);
 }
 
-/* A block may have its box long before its fellow. */
-void ptx_tma_load_4d_to_all(uint32_t shared, const void *map, uint32_t barrier, int32_t x, int32_t y, int32_t z,
-                            int32_t w, uint16_t blocks, uint64_t)
-{
-    for (unsigned i = 0; i < 16; i++) {
-        unsigned rank = chance(2) ? i : 15 - i;
-        if (blocks >> rank & 1) {
-            load_box(emu_shared_of(rank), shared, map, barrier, x, y, z, w);
-            blocks &= (uint16_t) ~(1u << rank);
-        } else if (blocks >> (15 - rank) & 1) {
-            load_box(emu_shared_of(15 - rank), shared, map, barrier, x, y, z, w);
-            blocks &= (uint16_t) ~(1u << (15 - rank));
-        }
-    }
-}
-
 void ptx_bulk_load(uint32_t shared, const void *global, uint32_t bytes, uint32_t barrier)
 {
     if (shared % 16 || (uintptr_t)global % 16 || bytes % 16) {

@@ -21,8 +21,6 @@ PTX_INLINE void ptx_tma_prefetch_map(const void *)
 }
 void ptx_tma_load_4d(uint32_t shared, const void *map, uint32_t barrier, int32_t x, int32_t y, int32_t z, int32_t w,
                      uint64_t policy);
-void ptx_tma_load_4d_to_all(uint32_t shared, const void *map, uint32_t barrier, int32_t x, int32_t y, int32_t z,
-                            int32_t w, uint16_t blocks, uint64_t policy);
 void ptx_bulk_load(uint32_t shared, const void *global, uint32_t bytes, uint32_t barrier);
 
 #endif
