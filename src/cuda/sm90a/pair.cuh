@@ -72,12 +72,6 @@ typedef struct pair_view {
     int group;   /* warpgroup */
 } pair_view;
 
-/* The helper frees a tile before it begins the next product, not while that runs: expanding the next tile takes its
- * time, and there are only three. */
-#ifndef PAIR_FREES_FIRST
-#define PAIR_FREES_FIRST 1
-#endif
-
 /* 1: readers of a tile order RoPE dims, which come by cp.async, before their products; the relay does without. */
 #ifndef PAIR_READER_FENCE
 #define PAIR_READER_FENCE 0
@@ -254,10 +248,14 @@ template <int BLOCKS> static __device__ __forceinline__ uint32_t tile_note(const
     return *(const volatile uint32_t *)&m->stage_notes[slot];
 }
 
-/* Where a warpgroup is. */
+/* Where a warpgroup is, counted over all pieces. */
 typedef struct pair_turns {
-    uint32_t piece;
-    uint32_t tile, message; /* the next ones, counted over all pieces */
+    uint32_t scored; /* the next tile whose scores are due */
+    uint32_t tile;   /* helper: the next one whose values are due */
+    uint32_t message;
+    uint32_t piece; /* of the next scores */
+    bool there;     /* that piece is */
+    bool fresh;     /* owner: the tile of the last scores was its piece's first */
 } pair_turns;
 
 /* The warpgroup's 64 rows of Q, the block's dims, set out. Rows beyond the last are zeros. */
@@ -288,16 +286,18 @@ static __device__ __forceinline__ void copy_query(const fmlac_mqa &p, const fmla
     ptx_copy_async_commit();
 }
 
-/* Q for piece number i, set out once the warpgroup's scores of the piece before are done in all warps; that of the
+/* Q for the next piece, set out once the warpgroup's scores of the piece before are done in all warps; that of the
  * first may have set out early. */
 template <int BLOCKS>
-static __device__ __forceinline__ void fetch_query(const fmlac_mqa &p, const pair_plan<BLOCKS> *m, uint32_t i,
+static __device__ __forceinline__ void fetch_query(const fmlac_mqa &p, const pair_plan<BLOCKS> *m, pair_turns *turns,
                                                    int group)
 {
-    ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[i & 1]), use_parity(i));
-    const piece &c = m->pieces[i & 1];
+    ring_place at = ring_at<PIECES>(turns->piece);
+    ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[at.at]), at.use);
+    const piece &c = m->pieces[at.at];
     ptx_barrier_sync(BARRIER_PAIR + group, 128);
-    if (c.there && !c.early) {
+    turns->there = uniform(c.there) != 0;
+    if (turns->there && !c.early) {
         ptx_copy_async_wait<0>(); /* a wrong guess */
         copy_query<BLOCKS>(p, c.work, group);
     }
@@ -310,181 +310,173 @@ static __device__ __forceinline__ void await_query(int group)
     ptx_barrier_sync(BARRIER_PAIR + group, 128);
 }
 
-/* The owner's piece, but for the values of the last tile; `there`: it has tiles. Leaves sums, references and the output
- * unnormalised; returns the number of tiles. */
-template <int BLOCKS>
-static __device__ __forceinline__ int pair_own(float o[128], float s[32], uint32_t a[16], softmax_rows &rows,
-                                               const pair_view &v, const pair_plan<BLOCKS> *m, pair_turns *turns,
-                                               bool there)
+/* A thread's first row of its warpgroup's 64; the other one is 8 further on. Read anew. */
+static __device__ __forceinline__ int pair_row(void)
 {
+    int thread = (int)ptx_thread();
+    return thread / 32 * 16 + thread % 32 / 4;
+}
+
+/* The owner has all weights of a piece: what its rows end with goes out and to the helper, and Q of the next sets
+ * out. */
+template <int BLOCKS>
+static __device__ __forceinline__ void pair_finish(const fmlac_mqa &p, const uint32_t a[16], softmax_rows &rows,
+                                                   const pair_view &v, pair_plan<BLOCKS> *m, pair_turns *turns)
+{
+    const piece &c = m->pieces[turns->piece % PIECES];
+    float factor[2];
+    bool stores = threadIdx.x % 4 == 0;
+    int row = pair_row();
+    turns->piece++;
+    fetch_query<BLOCKS>(p, m, turns, v.group);
+    join_sums(rows);
+    for (int h = 0; h < 2; h++) {
+        factor[h] = finish_row(p, c, PAIR_ROWS, row + 8 * h, rows.reference[h], rows.max[h], rows.sum[h], stores);
+        if (stores) {
+            m->last[turns->piece & 1][row % 64 + 8 * h] = factor[h];
+        }
+    }
+    send_weights<BLOCKS>(a, factor, v, turns->message++);
+}
+
+/* The owner goes on until the output of a piece is complete: it has scores of the next piece's first tile then, so that
+ * the tensor cores do not wait at the border. */
+template <int BLOCKS>
+static __device__ __forceinline__ void pair_own(const fmlac_mqa &p, float o[128], uint32_t a[16], softmax_rows &rows,
+                                                const pair_view &v, pair_plan<BLOCKS> *m,
+                                                pair_turns *turns)
+{
+    bool first, there;
     row_bases bases;
-    int t = 0; /* in the piece */
 #pragma unroll 1
-    while (there) {
-        uint32_t turn = turns->tile, before = ring_at<STAGES>(turn + STAGES - 1).at, slot = await_tile<BLOCKS>(turn);
-        pair_scores<BLOCKS>(s, v, slot, turn);
-        pair_values<BLOCKS>(o, a, v, before, t > 1);
+    do {
+        uint32_t turn = turns->scored, before = ring_at<STAGES>(turn + STAGES - 1).at, slot = before, note = 0;
+        there = turns->there;
+        if (there) {
+            slot = await_tile<BLOCKS>(turn);
+            note = uniform(tile_note(m, slot));
+        }
+        first = (note & NOTE_FIRST) != 0;
+        if (first) {
+            await_query(v.group);
+            rows.reference[0] = rows.reference[1] = rows.max[0] = rows.max[1] = -FMLAC_INFINITY;
+            rows.sum[0] = rows.sum[1] = 0.0f;
+        }
+        float s[32];
+        pair_scores<BLOCKS>(s, v, slot, turn); /* at the end: of any tile, and not used */
+        pair_values<BLOCKS>(o, a, v, before, !turns->fresh);
         ptx_wgmma_wait<1>();
         ptx_wgmma_hold<32>(s);
-        if (BLOCKS == 9) {
-            arrive_warp(PAIR_AT(rope_empty) + (turn & 1) * 8);
+        if (there) {
+            if (BLOCKS == 9) {
+                arrive_warp(PAIR_AT(rope_empty) + (turn & 1) * 8);
+            }
+            add_scores<BLOCKS>(s, v, turn);
+            find_bases(s, rows, note & NOTE_COUNT, &bases);
         }
-        uint32_t note = tile_note(m, slot);
-        add_scores<BLOCKS>(s, v, turn);
-        there = (note & NOTE_MORE) != 0;
-        find_bases(s, rows, note & NOTE_COUNT, &bases);
         ptx_wgmma_wait<0>();
         ptx_wgmma_hold<128>(o);
-        if (t > 0) {
+        if (turn > 0) {
             arrive_warp(PAIR_AT(empty) + before * 8);
         }
-        weigh_from(s, rows, &bases, a);
-        send_weights<BLOCKS>(a, bases.factor, v, turns->message);
-        if (bases.moves) {
-            multiply_output(o, bases.factor);
+        if (there) {
+            weigh_from(s, rows, &bases, a);
+            send_weights<BLOCKS>(a, bases.factor, v, turns->message++);
+            turns->scored = turn + 1;
+            turns->fresh = first;
+            if (!(note & NOTE_MORE)) {
+                pair_finish<BLOCKS>(p, a, rows, v, m, turns);
+            }
+            if (bases.moves && !first) {
+                multiply_output(o, bases.factor);
+            }
         }
-        turns->message++;
-        turns->tile = turn + 1;
-        t++;
+    } while (there && (!first || turns->scored == 1));
+}
+
+/* The helper's scores of the next tile. */
+template <int BLOCKS>
+static __device__ __forceinline__ void help_scores(const fmlac_mqa &p, const pair_view &v,
+                                                   const pair_plan<BLOCKS> *m, pair_turns *turns)
+{
+    uint32_t turn = turns->scored, slot = await_tile<BLOCKS>(turn), note = uniform(tile_note(m, slot));
+    if (note & NOTE_FIRST) {
+        await_query(v.group);
     }
-    return t;
-}
-
-/* The owner's last values. */
-template <int BLOCKS>
-static __device__ __forceinline__ void pair_own_last(float o[128], const uint32_t a[16], const pair_view &v,
-                                                     uint32_t last, int accumulate)
-{
-    uint32_t slot = ring_at<STAGES>(last).at;
-    pair_values<BLOCKS>(o, a, v, slot, accumulate);
-    ptx_wgmma_wait<0>();
-    ptx_wgmma_hold<128>(o);
-    arrive_warp(PAIR_AT(empty) + slot * 8);
-}
-
-/* The helper has taken the scores of tile `turn`. Returns whether another one follows. */
-template <int BLOCKS>
-static __device__ __forceinline__ bool help_scores(float s[32], const pair_view &v, const pair_plan<BLOCKS> *m,
-                                                   uint32_t slot, uint32_t turn)
-{
+    float s[32];
+    pair_scores<BLOCKS>(s, v, slot, turn);
     ptx_wgmma_wait<0>();
     ptx_wgmma_hold<32>(s);
     if (BLOCKS == 9) {
         arrive_warp(PAIR_AT(rope_empty) + (turn & 1) * 8);
     }
-    uint32_t note = tile_note(m, slot);
     send_scores<BLOCKS>(s, v, turn);
-    return (note & NOTE_MORE) != 0;
-}
-
-/* The helper takes the next weights, and multiplies the output if it must. */
-template <int BLOCKS>
-static __device__ __forceinline__ void help_weights(float o[128], uint32_t a[16], const pair_view &v, pair_turns *turns)
-{
-    float factor[2];
-    take_weights<BLOCKS>(a, factor, v, turns->message++);
-    if (__any_sync(0xFFFFFFFFu, factor[0] != 1.0f || factor[1] != 1.0f)) {
-        multiply_output(o, factor);
+    turns->scored = turn + 1;
+    if (!(note & NOTE_MORE)) {
+        turns->piece++;
+        fetch_query<BLOCKS>(p, m, turns, v.group);
     }
 }
 
-/* The helper's piece: its scores are two tiles ahead of its values. */
+/* The helper goes on until the output of a piece is complete; its scores are two tiles ahead of its values. factor:
+ * what rows are multiplied by in the end. */
 template <int BLOCKS>
-static __device__ __forceinline__ void pair_help(const fmlac_mqa &p, float o[128], float s[32], uint32_t a[16],
-                                                 const pair_view &v, const pair_plan<BLOCKS> *m, pair_turns *turns,
-                                                 bool there)
+static __device__ __forceinline__ void pair_help(const fmlac_mqa &p, float o[128], uint32_t a[16], const pair_view &v,
+                                                 const pair_plan<BLOCKS> *m, pair_turns *turns,
+                                                 float factor[2])
 {
-    uint32_t turn = turns->tile; /* of scores; turns->tile: of values */
-    int t = 0;                   /* of values, in the piece */
+    uint32_t note;
 #pragma unroll 1
-    while (there && turn < turns->tile + 2) {
-        uint32_t slot = await_tile<BLOCKS>(turn);
-        pair_scores<BLOCKS>(s, v, slot, turn);
-        there = help_scores(s, v, m, slot, turn);
-        turn++;
-    }
+    do {
 #pragma unroll 1
-    while (there) {
-        uint32_t old = ring_at<STAGES>(turns->tile).at;
-        help_weights<BLOCKS>(o, a, v, turns);
-        pair_values<BLOCKS>(o, a, v, old, t > 0);
-        if (PAIR_FREES_FIRST) {
-            ptx_wgmma_wait<0>();
-            ptx_wgmma_hold<128>(o);
-            arrive_warp(PAIR_AT(empty) + old * 8);
+        while (turns->there && turns->scored < turns->tile + 2) {
+            help_scores<BLOCKS>(p, v, m, turns);
         }
-        uint32_t slot = await_tile<BLOCKS>(turn);
-        pair_scores<BLOCKS>(s, v, slot, turn);
-        if (!PAIR_FREES_FIRST) {
-            ptx_wgmma_wait<1>();
-            ptx_wgmma_hold<128>(o);
-            arrive_warp(PAIR_AT(empty) + old * 8);
-        }
-        there = help_scores(s, v, m, slot, turn);
-        turns->tile++;
-        turn++;
-        t++;
-    }
-    fetch_query<BLOCKS>(p, m, turns->piece + 1, v.group);
-#pragma unroll 1
-    for (; turns->tile != turn; turns->tile++) {
         uint32_t slot = ring_at<STAGES>(turns->tile).at;
-        help_weights<BLOCKS>(o, a, v, turns);
-        pair_values<BLOCKS>(o, a, v, slot, t > 0);
+        take_weights<BLOCKS>(a, factor, v, turns->message++);
+        note = uniform(tile_note(m, slot));
+        bool fresh = (note & NOTE_FIRST) != 0;
+        if (!fresh && __any_sync(0xFFFFFFFFu, factor[0] != 1.0f || factor[1] != 1.0f)) {
+            multiply_output(o, factor);
+        }
+        pair_values<BLOCKS>(o, a, v, slot, !fresh);
         ptx_wgmma_wait<0>();
         ptx_wgmma_hold<128>(o);
         arrive_warp(PAIR_AT(empty) + slot * 8);
-        t++;
-    }
+        turns->tile++;
+    } while (note & NOTE_MORE);
+    take_weights<BLOCKS>(a, factor, v, turns->message++);
 }
 
 /* Everything that a warpgroup does. */
 template <int BLOCKS>
-static __device__ __forceinline__ void pair_consume(const fmlac_mqa &p, const pair_plan<BLOCKS> *m, const pair_view &v,
+static __device__ __forceinline__ void pair_consume(const fmlac_mqa &p, pair_plan<BLOCKS> *m, const pair_view &v,
                                                     bool owner)
 {
-    pair_turns turns = {0, 0, 0};
-    fetch_query<BLOCKS>(p, m, 0, v.group);
+    pair_turns turns = {0, 0, 0, 0, false, false};
+    softmax_rows rows = {p.scale * LOG2_E, {0, 0}, {0, 0}, {0, 0}};
+    float o[128], factor[2];
+    uint32_t a[16] = {0};
+    fetch_query<BLOCKS>(p, m, &turns, v.group);
 #pragma unroll 1
-    for (;; turns.piece++) {
-        const piece &c = m->pieces[turns.piece & 1];
+    for (uint32_t i = 0;; i++) {
+        const piece &c = m->pieces[i % PIECES];
         if (!c.there) {
             ptx_copy_async_wait<0>();
             return;
         }
-        await_query(v.group);
-        float o[128], s[32], factor[2];
-        uint32_t a[16] = {0};
-        bool there = c.begin < c.end;
-        if (!there) {
-#pragma unroll
-            for (int j = 0; j < 128; j++) {
-                o[j] = 0.0f;
-            }
-        }
-        int thread = (int)ptx_thread(), row = thread / 32 * 16 + thread % 32 / 4;
         if (owner) {
-            softmax_rows rows = {
-                p.scale * LOG2_E, {-FMLAC_INFINITY, -FMLAC_INFINITY}, {-FMLAC_INFINITY, -FMLAC_INFINITY}, {0, 0}};
-            int t = pair_own<BLOCKS>(o, s, a, rows, v, m, &turns, there);
-            join_sums(rows);
-            for (int h = 0; h < 2; h++) {
-                factor[h] = finish_row(p, c, PAIR_ROWS, row + 8 * h, rows.reference[h], rows.max[h], rows.sum[h],
-                                       thread % 4 == 0);
-            }
-            send_weights<BLOCKS>(a, factor, v, turns.message);
-            fetch_query<BLOCKS>(p, m, turns.piece + 1, v.group);
-            if (there) {
-                pair_own_last<BLOCKS>(o, a, v, turns.tile - 1, t > 1);
-            }
+            pair_own<BLOCKS>(p, o, a, rows, v, m, &turns);
+            int row = pair_row() % 64;
+            __syncwarp();
+            factor[0] = m->last[(i + 1) & 1][row];
+            factor[1] = m->last[(i + 1) & 1][row + 8];
         } else {
-            pair_help<BLOCKS>(p, o, s, a, v, m, &turns, there);
-            take_weights<BLOCKS>(a, factor, v, turns.message);
+            pair_help<BLOCKS>(p, o, a, v, m, &turns, factor);
         }
-        turns.message++;
-        store_output(p, c, PAIR_ROWS, row, o, factor, ptx_cluster_rank() * PAIR_DIMS, NO_STAGE);
+        store_output(p, c, PAIR_ROWS, pair_row(), o, factor, ptx_cluster_rank() * PAIR_DIMS, NO_STAGE);
         __syncwarp();
-        arrive_warp(ptx_shared_address(&m->piece_free[turns.piece & 1]));
+        arrive_warp(ptx_shared_address(&m->piece_free[i % PIECES]));
     }
 }
 
@@ -507,6 +499,8 @@ static __device__ __forceinline__ void pair_barriers(const fmlac_mqa &p, pair_pl
         ptx_mbarrier_init(ptx_shared_address(&m->rope_empty[i]), MMA_WARPS);
         ptx_mbarrier_init(ptx_shared_address(&m->places_full[i]), 1);
         ptx_mbarrier_init(ptx_shared_address(&m->places_empty[i]), GATHER_WARPS + 1);
+    }
+    for (int i = 0; i < PIECES; i++) {
         ptx_mbarrier_init(ptx_shared_address(&m->piece_full[i]), 1);
         ptx_mbarrier_init(ptx_shared_address(&m->piece_free[i]), MMA_WARPS + LOAD_WARPS);
     }

@@ -11,8 +11,17 @@
 
 #include "expand.cuh"
 #include "pair_plan.cuh"
+#include "ptx/cluster.cuh"
 #include "ptx/tma.cuh"
 #include "source.cuh"
+
+/* Whether there is a piece i. */
+template <int BLOCKS> static __device__ __forceinline__ bool await_piece(const pair_plan<BLOCKS> *m, uint32_t i)
+{
+    ring_place at = ring_at<PIECES>(i);
+    ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[at.at]), at.use);
+    return uniform(m->pieces[at.at].there) != 0;
+}
 
 /* ---- gather ------------------------------------------------------------------------------------------------------ */
 
@@ -76,12 +85,10 @@ static __device__ __forceinline__ void gather_rope(const fmlac_mqa &p, pair_plan
     uint32_t tile = 0; /* in all pieces */
 #pragma unroll 1
     for (uint32_t i = 0;; i++) {
-        ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[i & 1]), use_parity(i));
-        const piece &c = m->pieces[i & 1];
-        if (!c.there) {
+        if (!await_piece(m, i)) {
             return;
         }
-        bool there = __shfl_sync(0xFFFFFFFFu, c.begin < c.end, 0);
+        bool there = true;
 #pragma unroll 1
         for (; there; tile++) {
             ptx_mbarrier_wait(ptx_shared_address(&m->places_full[tile & 1]), use_parity(tile));
@@ -114,7 +121,7 @@ static __device__ __forceinline__ void gather_rope(const fmlac_mqa &p, pair_plan
         }
         __syncwarp();
         if (lane == 0) {
-            ptx_mbarrier_arrive(ptx_shared_address(&m->piece_free[i & 1]));
+            ptx_mbarrier_arrive(ptx_shared_address(&m->piece_free[i % PIECES]));
         }
     }
 }
@@ -205,6 +212,27 @@ static __device__ __forceinline__ void gather_group(const fmlac_pool &pool, pair
     }
 }
 
+/* Q of a piece comes into L2 before its place is free. */
+template <int BLOCKS>
+static __device__ __forceinline__ void prefetch_query(const fmlac_mqa &p, const piece &c, int lane)
+{
+    uint32_t rank = ptx_cluster_rank();
+#pragma unroll 1
+    for (int row = lane; row < c.work.rows && !c.early; row += 32) {
+        int64_t token;
+        int32_t head;
+        row_token_head(c.work, row, &token, &head);
+        const uint8_t *from = (const uint8_t *)p.q.data + 2 * row_offset(&p.q, &p, token, head);
+#pragma unroll
+        for (int line = 0; line < PAIR_DIMS * 2 / 128; line++) {
+            ptx_prefetch_l2(from + rank * PAIR_DIMS * 2 + line * 128);
+        }
+        if (BLOCKS == 9) {
+            ptx_prefetch_l2(from + 1024 + rank * 64);
+        }
+    }
+}
+
 /* The finder: finds the pieces, and where the tokens of each tile lie. */
 template <int BLOCKS> static __device__ __forceinline__ void find_tokens(const fmlac_mqa &p, pair_plan<BLOCKS> *m)
 {
@@ -217,17 +245,16 @@ template <int BLOCKS> static __device__ __forceinline__ void find_tokens(const f
 #pragma unroll 1
     for (uint32_t i = 0;; i++) {
         scout_piece(p, m, i);
-        const piece &c = m->pieces[i & 1];
+        const piece &c = m->pieces[i % PIECES];
         if (!c.there) {
             return;
         }
         const fmlac_work &w = c.work;
+        prefetch_query<BLOCKS>(p, c, lane);
         int32_t begin = __shfl_sync(0xFFFFFFFFu, c.begin, 0), end = __shfl_sync(0xFFFFFFFFu, c.end, 0);
-        list_ahead ahead = {{-1, -1}};
-        bool there = begin < end;
-        if (there) {
-            ahead = scan_begin(p, w, begin, end, &m->scan);
-        }
+        list_ahead ahead = scan_begin(p, w, begin, end, &m->scan);
+        bool there = true; /* an empty list is a tile of no tokens */
+        uint32_t first = NOTE_FIRST;
 #pragma unroll 1
         while (there) {
             tile_tokens found = scan_next(p, w, &m->scan, &ahead, m->entries);
@@ -237,8 +264,10 @@ template <int BLOCKS> static __device__ __forceinline__ void find_tokens(const f
                 m->places[tile & 1][row] = find_token(p, w, m->entries, found, 0, row);
             }
             if (lane == 0) {
-                m->notes[tile & 1] = found.count | (found.more ? NOTE_MORE : 0) | (found.extra ? NOTE_EXTRA : 0);
+                m->notes[tile & 1] =
+                    found.count | first | (found.more ? NOTE_MORE : 0) | (found.extra ? NOTE_EXTRA : 0);
             }
+            first = 0;
             __syncwarp();
             if (lane == 0) {
                 ptx_mbarrier_arrive(ptx_shared_address(&m->places_full[tile & 1]));
@@ -258,12 +287,10 @@ static __device__ __forceinline__ void gather(const fmlac_mqa &p, pair_plan<BLOC
     uint32_t tile = 0;                         /* in all pieces */
 #pragma unroll 1
     for (uint32_t i = 0;; i++) {
-        ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[i & 1]), use_parity(i));
-        const piece &c = m->pieces[i & 1];
-        if (!c.there) {
+        if (!await_piece(m, i)) {
             return;
         }
-        bool there = __shfl_sync(0xFFFFFFFFu, c.begin < c.end, 0);
+        bool there = true;
 #pragma unroll 1
         while (there) {
             ptx_mbarrier_wait(ptx_shared_address(&m->places_full[tile & 1]), use_parity(tile));
@@ -284,7 +311,7 @@ static __device__ __forceinline__ void gather(const fmlac_mqa &p, pair_plan<BLOC
         }
         __syncwarp();
         if (lane == 0) {
-            ptx_mbarrier_arrive(ptx_shared_address(&m->piece_free[i & 1]));
+            ptx_mbarrier_arrive(ptx_shared_address(&m->piece_free[i % PIECES]));
         }
     }
 }
@@ -457,12 +484,10 @@ static __device__ __forceinline__ void expand(const fmlac_mqa &p, pair_plan<BLOC
              extra_kind = __shfl_sync(0xFFFFFFFFu, l.extra_kind, 0) & 255;
 #pragma unroll 1
     for (uint32_t i = 0;; i++) {
-        ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[i & 1]), use_parity(i));
-        const piece &c = m->pieces[i & 1];
-        if (!c.there) {
+        if (!await_piece(m, i)) {
             return;
         }
-        bool there = __shfl_sync(0xFFFFFFFFu, c.begin < c.end, 0);
+        bool there = true;
 #pragma unroll 1
         while (there) {
             ring_place stage = ring_at<STAGES>(number);
@@ -494,7 +519,7 @@ static __device__ __forceinline__ void expand(const fmlac_mqa &p, pair_plan<BLOC
         }
         __syncwarp();
         if (lane == 0) {
-            ptx_mbarrier_arrive(ptx_shared_address(&m->piece_free[i & 1]));
+            ptx_mbarrier_arrive(ptx_shared_address(&m->piece_free[i % PIECES]));
         }
     }
 }
