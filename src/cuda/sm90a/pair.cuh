@@ -72,11 +72,6 @@ typedef struct pair_view {
     int group;   /* warpgroup */
 } pair_view;
 
-/* 1: readers of a tile order RoPE dims, which come by cp.async, before their products; the relay does without. */
-#ifndef PAIR_READER_FENCE
-#define PAIR_READER_FENCE 0
-#endif
-
 #define BARRIER_PAIR 3 /* + warpgroup: its 128 threads; a named barrier */
 
 #define PAIR_AT(member) (ptx_shared_address(ptx_shared()) + (uint32_t)offsetof(pair_plan<BLOCKS>, member))
@@ -324,14 +319,15 @@ static __device__ __forceinline__ void pair_finish(const fmlac_mqa &p, const uin
                                                    const pair_view &v, pair_plan<BLOCKS> *m, pair_turns *turns)
 {
     const piece &c = m->pieces[turns->piece % PIECES];
-    float factor[2];
     bool stores = threadIdx.x % 4 == 0;
     int row = pair_row();
+    float factor[2], sink[2] = {row_sink(p, c, row), row_sink(p, c, row + 8)};
     turns->piece++;
     fetch_query<BLOCKS>(p, m, turns, v.group);
     join_sums(rows);
     for (int h = 0; h < 2; h++) {
-        factor[h] = finish_row(p, c, PAIR_ROWS, row + 8 * h, rows.reference[h], rows.max[h], rows.sum[h], stores);
+        factor[h] = finish_row(p, c, PAIR_ROWS, row + 8 * h, rows.reference[h], rows.max[h], rows.sum[h], sink[h],
+                               stores);
         if (stores) {
             m->last[turns->piece & 1][row % 64 + 8 * h] = factor[h];
         }
@@ -539,7 +535,8 @@ template <int BLOCKS> static __device__ __forceinline__ void pair(const fmlac_mq
     pair_plan<BLOCKS> *m = (pair_plan<BLOCKS> *)ptx_shared();
     uint32_t rank = ptx_cluster_rank();
     pair_prologue<BLOCKS>(p, m, rank);
-    ptx_cluster_sync();
+    __syncthreads();
+    ptx_cluster_sync_barriers();
     ptx_grid_wait();
     ptx_grid_launch_dependents();
     int group = __shfl_sync(0xFFFFFFFFu, (int)(threadIdx.x / 128), 0);

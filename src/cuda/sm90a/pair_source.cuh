@@ -508,7 +508,9 @@ static __device__ __forceinline__ void expand(const fmlac_mqa &p, pair_plan<BLOC
                     m->stage_notes[stage.at] = note;
                 }
                 there = (note & NOTE_MORE) != 0;
-                ptx_fence_async_proxy();
+                if (!PAIR_READER_FENCE) {
+                    ptx_fence_async_proxy();
+                }
                 __syncwarp();
                 if (lane == 0) {
                     ptx_mbarrier_arrive(ptx_shared_address(&m->full[stage.at]));
