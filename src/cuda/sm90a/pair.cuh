@@ -251,6 +251,7 @@ typedef struct pair_turns {
     uint32_t piece; /* of the next scores */
     bool there;     /* that piece is */
     bool fresh;     /* owner: the tile of the last scores was its piece's first */
+    bool begins;    /* owner: the next one is */
 } pair_turns;
 
 /* The warpgroup's 64 rows of Q, the block's dims, set out. Rows beyond the last are zeros. */
@@ -335,28 +336,21 @@ static __device__ __forceinline__ void pair_finish(const fmlac_mqa &p, const uin
     send_weights<BLOCKS>(a, factor, v, turns->message++);
 }
 
-/* The owner goes on until the output of a piece is complete: it has scores of the next piece's first tile then, so that
- * the tensor cores do not wait at the border. */
+/* The owner's tiles, until anything else is due than the next one: after a piece's first and last, after one for which
+ * the output must be multiplied, and at the end. Returns the note of the last one; 0: that was the end. */
 template <int BLOCKS>
-static __device__ __forceinline__ void pair_own(const fmlac_mqa &p, float o[128], uint32_t a[16], softmax_rows &rows,
-                                                const pair_view &v, pair_plan<BLOCKS> *m,
-                                                pair_turns *turns)
+static __device__ __forceinline__ uint32_t own_tiles(float o[128], uint32_t a[16], softmax_rows &rows, row_bases *bases,
+                                                     const pair_view &v, pair_plan<BLOCKS> *m, pair_turns *turns)
 {
-    bool first, there;
-    row_bases bases;
+    uint32_t note;
 #pragma unroll 1
     do {
-        uint32_t turn = turns->scored, before = ring_at<STAGES>(turn + STAGES - 1).at, slot = before, note = 0;
-        there = turns->there;
+        uint32_t turn = turns->scored, before = ring_at<STAGES>(turn + STAGES - 1).at, slot = before;
+        bool there = turns->there;
+        note = 0;
         if (there) {
             slot = await_tile<BLOCKS>(turn);
             note = uniform(tile_note(m, slot));
-        }
-        first = (note & NOTE_FIRST) != 0;
-        if (first) {
-            await_query(v.group);
-            rows.reference[0] = rows.reference[1] = rows.max[0] = rows.max[1] = -FMLAC_INFINITY;
-            rows.sum[0] = rows.sum[1] = 0.0f;
         }
         float s[32];
         pair_scores<BLOCKS>(s, v, slot, turn); /* at the end: of any tile, and not used */
@@ -368,7 +362,7 @@ static __device__ __forceinline__ void pair_own(const fmlac_mqa &p, float o[128]
                 arrive_warp(PAIR_AT(rope_empty) + (turn & 1) * 8);
             }
             add_scores<BLOCKS>(s, v, turn);
-            find_bases(s, rows, note & NOTE_COUNT, &bases);
+            find_bases(s, rows, note & NOTE_COUNT, bases);
         }
         ptx_wgmma_wait<0>();
         ptx_wgmma_hold<128>(o);
@@ -376,18 +370,40 @@ static __device__ __forceinline__ void pair_own(const fmlac_mqa &p, float o[128]
             arrive_warp(PAIR_AT(empty) + before * 8);
         }
         if (there) {
-            weigh_from(s, rows, &bases, a);
-            send_weights<BLOCKS>(a, bases.factor, v, turns->message++);
+            weigh_from(s, rows, bases, a);
+            send_weights<BLOCKS>(a, bases->factor, v, turns->message++);
             turns->scored = turn + 1;
-            turns->fresh = first;
-            if (!(note & NOTE_MORE)) {
-                pair_finish<BLOCKS>(p, a, rows, v, m, turns);
-            }
-            if (bases.moves && !first) {
-                multiply_output(o, bases.factor);
-            }
+            turns->fresh = (note & NOTE_FIRST) != 0;
         }
-    } while (there && (!first || turns->scored == 1));
+    } while ((note & (NOTE_FIRST | NOTE_MORE)) == NOTE_MORE && !bases->moves);
+    return note;
+}
+
+/* The owner goes on until the output of a piece is complete: it has scores of the next piece's first tile then, so that
+ * the tensor cores do not wait at the border. */
+template <int BLOCKS>
+static __device__ __forceinline__ void pair_own(const fmlac_mqa &p, float o[128], uint32_t a[16], softmax_rows &rows,
+                                                const pair_view &v, pair_plan<BLOCKS> *m, pair_turns *turns)
+{
+    row_bases bases;
+    uint32_t note;
+#pragma unroll 1
+    do {
+        if (turns->begins && turns->there) {
+            await_query(v.group);
+            rows.reference[0] = rows.reference[1] = rows.max[0] = rows.max[1] = -FMLAC_INFINITY;
+            rows.sum[0] = rows.sum[1] = 0.0f;
+        }
+        turns->begins = false;
+        note = own_tiles<BLOCKS>(o, a, rows, &bases, v, m, turns);
+        if (note != 0 && !(note & NOTE_FIRST) && bases.moves) {
+            multiply_output(o, bases.factor);
+        }
+        if (note != 0 && !(note & NOTE_MORE)) {
+            pair_finish<BLOCKS>(p, a, rows, v, m, turns);
+            turns->begins = true;
+        }
+    } while (note != 0 && (!(note & NOTE_FIRST) || turns->scored == 1));
 }
 
 /* The helper's scores of the next tile. */
@@ -449,7 +465,7 @@ template <int BLOCKS>
 static __device__ __forceinline__ void pair_consume(const fmlac_mqa &p, pair_plan<BLOCKS> *m, const pair_view &v,
                                                     bool owner)
 {
-    pair_turns turns = {0, 0, 0, 0, false, false};
+    pair_turns turns = {0, 0, 0, 0, false, false, true};
     softmax_rows rows = {p.scale * LOG2_E, {0, 0}, {0, 0}, {0, 0}};
     float o[128], factor[2];
     uint32_t a[16] = {0};

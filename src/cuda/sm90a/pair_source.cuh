@@ -74,7 +74,7 @@ static __device__ __forceinline__ void copy_rope(const fmlac_pool &pool, const t
 
 /* While the tile is not free yet, its RoPE dims come into L2: there is little time for them afterwards. */
 #ifndef PAIR_ROPE_AHEAD
-#define PAIR_ROPE_AHEAD 1
+#define PAIR_ROPE_AHEAD 0
 #endif
 
 /* The warp that copies RoPE dims into the tiles, where the block has some. */
@@ -450,18 +450,20 @@ static __device__ __forceinline__ void expand_any(const fmlac_pool &pool, uint32
     release_raw(to.raw_empty);
 }
 
-/* A unit; `common`: of the pool's kind what is the same in all lanes; `kind`: the lane's. */
+/* A unit; `common`: of the pool's kind what is the same in all lanes; `kind`: the lane's. The likeliest kind last: its
+ * instructions follow at once. Tokens with RoPE dims on top have float scales. */
+template <int BLOCKS>
 static __device__ __forceinline__ void expand_unit(const fmlac_pool &pool, const expand_lane &l, uint32_t common,
                                                    uint32_t kind, uint32_t raw, const expand_to &to, uint32_t count)
 {
     bool done = false;
     if (to.first + UNIT_ROWS <= count) {
-        if (common == (KIND_E8M0 | KIND_USED)) {
-            done = expand_easy<0, 0>(kind, l, raw, to);
-        } else if (common == (KIND_F32 | KIND_USED)) {
-            done = expand_easy<0, 1>(kind, l, raw, to);
+        if (common == ((BLOCKS == 9 ? KIND_E8M0 : KIND_F32) | KIND_USED)) {
+            done = expand_easy<0, BLOCKS == 8>(kind, l, raw, to);
         } else if (common == (KIND_FP4 | KIND_E4M3 | KIND_USED)) {
             done = expand_easy<1, 0>(kind, l, raw, to);
+        } else if (common == ((BLOCKS == 9 ? KIND_F32 : KIND_E8M0) | KIND_USED)) {
+            done = expand_easy<0, BLOCKS == 9>(kind, l, raw, to);
         }
     }
     if (!done) {
@@ -500,7 +502,7 @@ static __device__ __forceinline__ void expand(const fmlac_mqa &p, pair_plan<BLOC
                 expand_to to = {ptx_shared_address(m->k[stage.at]), (uint32_t)unit * UNIT_ROWS,
                                 ptx_shared_address(&m->empty[stage.at]), stage.use ^ 1,
                                 ptx_shared_address(&m->raw_empty[raw.at])};
-                expand_unit(extra ? p.extra.pool : p.main.pool, l, extra ? extra_kind : kind,
+                expand_unit<BLOCKS>(extra ? p.extra.pool : p.main.pool, l, extra ? extra_kind : kind,
                             extra ? l.extra_kind : l.kind,
                             ptx_shared_address(m->raw[raw.at]) + unit % GROUP_UNITS * (UNIT_ROWS / 2 * RAW_TWO), to,
                             note & NOTE_COUNT);
