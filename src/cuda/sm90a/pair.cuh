@@ -57,7 +57,7 @@
 #define FLASHMLA_CUDA_SM90A_PAIR_CUH
 
 #include "output.cuh"
-#include "pair_source.cuh"
+#include "pair_expand.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/wgmma.cuh"
