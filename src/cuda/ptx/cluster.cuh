@@ -31,8 +31,8 @@ PTX_INLINE void ptx_cluster_sync(void)
                      : "memory");
 }
 
-/* The same where nothing but mbarriers must be seen, whose inits ptx_mbarrier_init_fence has published: nobody waits for
- * loads and stores that are under way. */
+/* The same where nothing but mbarriers must be seen, whose inits ptx_mbarrier_init_fence has published: nobody waits
+ * for loads and stores that are under way. */
 PTX_INLINE void ptx_cluster_sync_barriers(void)
 {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;\n"

@@ -35,11 +35,11 @@
  *                                              1 for codes and note
  *   raw_empty[]        2 units                 expand, once the rows are in  gather           the same
  *                                              registers
- *   piece_full[2]      1                       finder                        everybody        pieces[]
- *   piece_free[2]      15 warps                everybody else                finder           the same
+ *   piece_full[4]      1                       finder                        everybody        pieces[]
+ *   piece_free[4]      15 warps                everybody else                finder           the same
  *   named 3 + w        128                     warpgroup w                   itself           Q of the warpgroup
  *
- * ORDER, tile t of a piece:
+ * ORDER, tile t, whatever piece it is of:
  *   owner                                            helper
  *     scores of t on the block's dims  full[t]         takes weights of t          weights_full
  *     += weights of t - 1 * values of t - 1            moves the output to new references, seldom
@@ -48,10 +48,11 @@
  *     frees t - 1                                      scores of t + 2             full[t + 2]
  *     weights of t; sends them         weights_empty   sends them                  scores_empty
  *     moves the output to new references, seldom
- * So the helper is two tiles ahead with scores, and neither waits for what the other has just begun. At the end of a
- * piece the owner sends what rows are multiplied by in place of factors. The owner's first product with values is
- * overwritten by the second: products must not be conditional. Q of the next piece is fetched as soon as the last
- * scores are there.
+ * So the helper is two tiles ahead with scores, and neither waits for what the other has just begun. Tiles of the next
+ * piece follow those of a piece at once: its Q is fetched as soon as the last scores are there; the owner sends what
+ * rows are multiplied by in the end as one more message, and writes the output when it has sent the weights of the next
+ * piece's first tile; the helper after the last values. An empty list is a tile of no tokens. The owner's first product
+ * with values is overwritten by the second, its last scores are of nothing: products must not be conditional.
  */
 #ifndef FLASHMLA_CUDA_SM90A_PAIR_CUH
 #define FLASHMLA_CUDA_SM90A_PAIR_CUH
@@ -327,8 +328,8 @@ static __device__ __forceinline__ void pair_finish(const fmlac_mqa &p, const uin
     fetch_query<BLOCKS>(p, m, turns, v.group);
     join_sums(rows);
     for (int h = 0; h < 2; h++) {
-        factor[h] = finish_row(p, c, PAIR_ROWS, row + 8 * h, rows.reference[h], rows.max[h], rows.sum[h], sink[h],
-                               stores);
+        factor[h] =
+            finish_row(p, c, PAIR_ROWS, row + 8 * h, rows.reference[h], rows.max[h], rows.sum[h], sink[h], stores);
         if (stores) {
             m->last[turns->piece & 1][row % 64 + 8 * h] = factor[h];
         }
@@ -408,8 +409,8 @@ static __device__ __forceinline__ void pair_own(const fmlac_mqa &p, float o[128]
 
 /* The helper's scores of the next tile. */
 template <int BLOCKS>
-static __device__ __forceinline__ void help_scores(const fmlac_mqa &p, const pair_view &v,
-                                                   const pair_plan<BLOCKS> *m, pair_turns *turns)
+static __device__ __forceinline__ void help_scores(const fmlac_mqa &p, const pair_view &v, const pair_plan<BLOCKS> *m,
+                                                   pair_turns *turns)
 {
     uint32_t turn = turns->scored, slot = await_tile<BLOCKS>(turn), note = uniform(tile_note(m, slot));
     if (note & NOTE_FIRST) {
@@ -434,8 +435,7 @@ static __device__ __forceinline__ void help_scores(const fmlac_mqa &p, const pai
  * what rows are multiplied by in the end. */
 template <int BLOCKS>
 static __device__ __forceinline__ void pair_help(const fmlac_mqa &p, float o[128], uint32_t a[16], const pair_view &v,
-                                                 const pair_plan<BLOCKS> *m, pair_turns *turns,
-                                                 float factor[2])
+                                                 const pair_plan<BLOCKS> *m, pair_turns *turns, float factor[2])
 {
     uint32_t note;
 #pragma unroll 1

@@ -194,8 +194,7 @@ typedef struct unit_turn {
     bool more;             /* of the piece */
 } unit_turn;
 
-template <int BLOCKS>
-static __device__ __forceinline__ ring_place raw_place(const unit_turn &at)
+template <int BLOCKS> static __device__ __forceinline__ ring_place raw_place(const unit_turn &at)
 {
     return ring_at<raw_ring<BLOCKS>::GROUPS>(at.number * TILE_GROUPS + at.unit / GROUP_UNITS);
 }

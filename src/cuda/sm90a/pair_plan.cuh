@@ -12,7 +12,7 @@
 #define PAIR_DIMS    256             /* of a token, without RoPE dims that come on top: a block's half */
 #define HALF_BLOCKS  (PAIR_DIMS / 64)
 #define STAGES       3
-#define PIECES       4   /* a helper that waits for Q of a piece may owe the output of the third before, if they are short */
+#define PIECES       4 /* a helper that waits for Q of a piece may owe the output of the third before */
 #define GATHER_WARPS 2 /* and a third one where it has no RoPE dims to copy */
 #define EXPAND_WARPS 4
 #define LOAD_WARPS   (GATHER_WARPS + 1 + EXPAND_WARPS)
@@ -74,7 +74,7 @@ template <int BLOCKS> struct pair_plan {
     uint64_t raw_full[ring::GROUPS], raw_empty[ring::GROUPS];
     uint64_t piece_full[PIECES], piece_free[PIECES];
     piece pieces[PIECES];
-    float last[2][64]; /* what rows are multiplied by in the end; of two pieces */
+    float last[2][64];      /* what rows are multiplied by in the end; of two pieces */
     uint32_t entries[RING]; /* what the finder found in the list and has not handed on */
     list_scan scan;         /* the finder's own */
     piece_walk walk;
