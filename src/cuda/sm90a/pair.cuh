@@ -233,9 +233,7 @@ template <int BLOCKS> static __device__ __forceinline__ uint32_t await_tile(uint
 {
     ring_place place = ring_at<STAGES>(turn);
     ptx_mbarrier_wait(PAIR_AT(full) + place.at * 8, place.use);
-    if (PAIR_READER_FENCE) {
-        ptx_fence_async_proxy();
-    }
+    ptx_fence_async_proxy(); /* by readers: it takes longer where tiles are written */
     return place.at;
 }
 
@@ -323,13 +321,12 @@ static __device__ __forceinline__ void pair_finish(const fmlac_mqa &p, const uin
     const piece &c = m->pieces[turns->piece % PIECES];
     bool stores = threadIdx.x % 4 == 0;
     int row = pair_row();
-    float factor[2], sink[2] = {row_sink(p, c, row), row_sink(p, c, row + 8)};
+    float factor[2];
     turns->piece++;
     fetch_query<BLOCKS>(p, m, turns, v.group);
     join_sums(rows);
     for (int h = 0; h < 2; h++) {
-        factor[h] =
-            finish_row(p, c, PAIR_ROWS, row + 8 * h, rows.reference[h], rows.max[h], rows.sum[h], sink[h], stores);
+        factor[h] = finish_row(p, c, PAIR_ROWS, row + 8 * h, rows.reference[h], rows.max[h], rows.sum[h], stores);
         if (stores) {
             m->last[turns->piece & 1][row % 64 + 8 * h] = factor[h];
         }

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * pair_expand.cuh: the expanding warps of a pair (pair.cuh): they take a unit of raw rows after another from the ring
- * and write bf16 numbers into the tile. They are what limits a pair, so the way that nearly every unit takes is one
- * straight run.
+ * and write bf16 numbers into the tile. They are what limits a pair.
  */
 #ifndef FLASHMLA_CUDA_SM90A_PAIR_EXPAND_CUH
 #define FLASHMLA_CUDA_SM90A_PAIR_EXPAND_CUH
@@ -12,11 +11,11 @@
 
 /* A lane's part of a row: 16 dims, from `dim` of the block's half on. */
 typedef struct expand_lane {
-    uint32_t dim;   /* in the half */
-    uint32_t token; /* 0, 1: which row of two */
+    uint32_t dim;              /* in the half */
+    uint32_t token;            /* 0, 1: which row of two */
+    uint32_t kind, extra_kind; /* of the pools' codes: kind, place of the lane's scale << 8; 0: nothing to do */
 } expand_lane;
 
-/* Kind of the pool's codes, and place of the lane's scale << 8; 0: nothing to do. */
 static __device__ __forceinline__ uint32_t lane_kind(const fmlac_pool &pool, uint32_t dim, uint32_t rank)
 {
     raw_part part = part_of(pool, rank);
@@ -47,8 +46,8 @@ static __device__ __forceinline__ void release_raw(uint32_t empty)
     }
 }
 
-/* Passes of a unit, of four, whose products are ready before the tile is free; more would not fit the registers. */
-#define READY_PASSES 2
+/* Passes of a unit, of four, whose products are ready before the tile is free; all four would not fit the registers. */
+#define READY_PASSES 3
 
 /* Where a unit goes. */
 typedef struct expand_to {
@@ -140,162 +139,78 @@ static __device__ __forceinline__ void expand_any(const fmlac_pool &pool, uint32
     release_raw(to.raw_empty);
 }
 
-/* What an expanding warp knows of a pool's codes: what is the same in all lanes, and the lane's own. */
-typedef struct unit_kinds {
-    uint32_t common[2], own[2]; /* of the main pool, of the extra one */
-} unit_kinds;
-
-/* The kind of codes that all pools of a call most likely have: tokens with RoPE dims on top have float scales. */
-template <int BLOCKS> static __device__ __forceinline__ uint32_t likely_kind(void)
-{
-    return (BLOCKS == 9 ? KIND_F32 : KIND_E8M0) | KIND_USED;
-}
-
-/* The straight runs. ALIKE: all pools are of the likely kind. */
-template <int BLOCKS, int ALIKE>
-static __device__ __forceinline__ bool expand_straight(uint32_t common, uint32_t kind, const expand_lane &l,
-                                                       uint32_t raw, const expand_to &to, uint32_t count)
+/* A unit; `common`: of the pool's kind what is the same in all lanes; `kind`: the lane's. The likeliest kind last: its
+ * instructions follow at once. Tokens with RoPE dims on top have float scales. */
+template <int BLOCKS>
+static __device__ __forceinline__ void expand_unit(const fmlac_pool &pool, const expand_lane &l, uint32_t common,
+                                                   uint32_t kind, uint32_t raw, const expand_to &to, uint32_t count)
 {
     bool done = false;
     if (to.first + UNIT_ROWS <= count) {
-        if (ALIKE) {
-            done = expand_easy<0, BLOCKS == 9>(kind, l, raw, to);
-        } else if (common == (KIND_E8M0 | KIND_USED)) {
-            done = expand_easy<0, 0>(kind, l, raw, to);
-        } else if (common == (KIND_F32 | KIND_USED)) {
-            done = expand_easy<0, 1>(kind, l, raw, to);
+        if (common == ((BLOCKS == 9 ? KIND_E8M0 : KIND_F32) | KIND_USED)) {
+            done = expand_easy<0, BLOCKS == 8>(kind, l, raw, to);
         } else if (common == (KIND_FP4 | KIND_E4M3 | KIND_USED)) {
             done = expand_easy<1, 0>(kind, l, raw, to);
+        } else if (common == ((BLOCKS == 9 ? KIND_F32 : KIND_E8M0) | KIND_USED)) {
+            done = expand_easy<0, BLOCKS == 9>(kind, l, raw, to);
         }
     }
-    return done;
-}
-
-/* A unit is in its tile, as far as this warp is concerned. */
-template <int BLOCKS>
-static __device__ __forceinline__ void hand_over(pair_plan<BLOCKS> *m, uint32_t stage, uint32_t unit, uint32_t note)
-{
-    bool first = ptx_thread() % 32 == 0;
-    if (unit == 0 && first) {
-        m->stage_notes[stage] = note;
-    }
-    if (!PAIR_READER_FENCE) {
-        ptx_fence_async_proxy();
-    }
-    __syncwarp();
-    if (first) {
-        ptx_mbarrier_arrive(ptx_shared_address(&m->full[stage]));
+    if (!done) {
+        expand_any(pool, kind, l, raw, to, count);
     }
 }
 
-/* Where an expanding warp is. */
-typedef struct unit_turn {
-    uint32_t unit, number; /* of the tile; of the tile itself, in all pieces */
-    bool more;             /* of the piece */
-} unit_turn;
-
-template <int BLOCKS> static __device__ __forceinline__ ring_place raw_place(const unit_turn &at)
-{
-    return ring_at<raw_ring<BLOCKS>::GROUPS>(at.number * TILE_GROUPS + at.unit / GROUP_UNITS);
-}
-
-template <int BLOCKS>
-static __device__ __forceinline__ uint32_t raw_address(const pair_plan<BLOCKS> *m, const unit_turn &at, uint32_t place)
-{
-    return ptx_shared_address(m->raw[place]) + at.unit % GROUP_UNITS * (UNIT_ROWS / 2 * RAW_TWO);
-}
-
-template <int BLOCKS>
-static __device__ __forceinline__ expand_to unit_to(const pair_plan<BLOCKS> *m, const unit_turn &at, uint32_t place)
-{
-    ring_place stage = ring_at<STAGES>(at.number);
-    expand_to to = {ptx_shared_address(m->k[stage.at]), at.unit * UNIT_ROWS, ptx_shared_address(&m->empty[stage.at]),
-                    stage.use ^ 1, ptx_shared_address(&m->raw_empty[place])};
-    return to;
-}
-
-/* The unit is in its tile; goes on to the next one. */
-template <int BLOCKS>
-static __device__ __forceinline__ void hand_over(pair_plan<BLOCKS> *m, unit_turn *at, uint32_t note)
-{
-    bool first = ptx_thread() % 32 == 0;
-    uint32_t stage = ring_at<STAGES>(at->number).at;
-    if (at->unit == 0 && first) {
-        m->stage_notes[stage] = note;
-    }
-    if (!PAIR_READER_FENCE) {
-        ptx_fence_async_proxy();
-    }
-    __syncwarp();
-    if (first) {
-        ptx_mbarrier_arrive(ptx_shared_address(&m->full[stage]));
-    }
-    at->unit += EXPAND_WARPS;
-    if (at->unit >= TILE_UNITS) {
-        at->unit -= TILE_UNITS;
-        at->number++;
-        at->more = (note & NOTE_MORE) != 0;
-    }
-}
-
-/* An expanding warp: every EXPAND_WARPS-th unit, counted over all pieces. The straight runs are a loop of their own:
- * fetching instructions elsewhere costs 50 cycles a jump. */
-template <int BLOCKS, int ALIKE>
-static __device__ __forceinline__ void expand_units(const fmlac_mqa &p, pair_plan<BLOCKS> *m, uint32_t warp,
-                                                    const expand_lane &l, const unit_kinds &kinds)
-{
-    unit_turn at = {warp, 0, false};
-#pragma unroll 1
-    for (uint32_t i = 0; await_piece(m, i); i++) {
-        at.more = true;
-#pragma unroll 1
-        while (at.more) {
-            bool done;
-#pragma unroll 1
-            do {
-                ring_place place = raw_place<BLOCKS>(at);
-                ptx_mbarrier_wait(ptx_shared_address(&m->raw_full[place.at]), place.use);
-                uint32_t note = uniform(m->raw_notes[place.at]);
-                bool extra = (note & NOTE_EXTRA) != 0;
-                done = expand_straight<BLOCKS, ALIKE>(
-                    extra ? kinds.common[1] : kinds.common[0], extra ? kinds.own[1] : kinds.own[0], l,
-                    raw_address(m, at, place.at), unit_to(m, at, place.at), note & NOTE_COUNT);
-                if (done) {
-                    hand_over(m, &at, note);
-                }
-            } while (done && at.more);
-            if (!done) {
-                uint32_t place = raw_place<BLOCKS>(at).at, note = uniform(m->raw_notes[place]);
-                bool extra = (note & NOTE_EXTRA) != 0;
-                expand_any(extra ? p.extra.pool : p.main.pool, extra ? kinds.own[1] : kinds.own[0], l,
-                           raw_address(m, at, place), unit_to(m, at, place), note & NOTE_COUNT);
-                hand_over(m, &at, note);
-            }
-        }
-        __syncwarp();
-        if (ptx_thread() % 32 == 0) {
-            ptx_mbarrier_arrive(ptx_shared_address(&m->piece_free[i % PIECES]));
-        }
-    }
-}
-
+/* An expanding warp: every EXPAND_WARPS-th unit, counted over all pieces. */
 template <int BLOCKS>
 static __device__ __forceinline__ void expand(const fmlac_mqa &p, pair_plan<BLOCKS> *m, int warp, uint32_t rank)
 {
-    int lane = threadIdx.x % 32;
+    int lane = threadIdx.x % 32, unit = warp; /* of the tile; beyond the last: of later ones */
+    uint32_t number = 0;                      /* of the tile, in all pieces */
     expand_lane l;
     l.dim = ((lane & 3) | lane >> 3 << 2) * 16;
     l.token = lane >> 2 & 1;
-    bool extra = p.extra.kind != FMLAC_LIST_NONE;
-    unit_kinds kinds;
-    kinds.own[0] = lane_kind(p.main.pool, l.dim, rank);
-    kinds.own[1] = extra ? lane_kind(p.extra.pool, l.dim, rank) : 0;
-    kinds.common[0] = uniform(kinds.own[0]) & 255;
-    kinds.common[1] = uniform(kinds.own[1]) & 255;
-    if (kinds.common[0] == likely_kind<BLOCKS>() && (!extra || kinds.common[1] == likely_kind<BLOCKS>())) {
-        expand_units<BLOCKS, 1>(p, m, warp, l, kinds);
-    } else {
-        expand_units<BLOCKS, 0>(p, m, warp, l, kinds);
+    l.kind = lane_kind(p.main.pool, l.dim, rank);
+    l.extra_kind = p.extra.kind == FMLAC_LIST_NONE ? 0 : lane_kind(p.extra.pool, l.dim, rank);
+    uint32_t kind = __shfl_sync(0xFFFFFFFFu, l.kind, 0) & 255,
+             extra_kind = __shfl_sync(0xFFFFFFFFu, l.extra_kind, 0) & 255;
+#pragma unroll 1
+    for (uint32_t i = 0;; i++) {
+        if (!await_piece(m, i)) {
+            return;
+        }
+        bool there = true;
+#pragma unroll 1
+        while (there) {
+            ring_place stage = ring_at<STAGES>(number);
+#pragma unroll 1
+            for (; unit < TILE_UNITS; unit += EXPAND_WARPS) {
+                ring_place raw = ring_at<raw_ring<BLOCKS>::GROUPS>(number * TILE_GROUPS + unit / GROUP_UNITS);
+                ptx_mbarrier_wait(ptx_shared_address(&m->raw_full[raw.at]), raw.use);
+                uint32_t note = __shfl_sync(0xFFFFFFFFu, m->raw_notes[raw.at], 0);
+                bool extra = (note & NOTE_EXTRA) != 0;
+                expand_to to = {ptx_shared_address(m->k[stage.at]), (uint32_t)unit * UNIT_ROWS,
+                                ptx_shared_address(&m->empty[stage.at]), stage.use ^ 1,
+                                ptx_shared_address(&m->raw_empty[raw.at])};
+                expand_unit<BLOCKS>(extra ? p.extra.pool : p.main.pool, l, extra ? extra_kind : kind,
+                                    extra ? l.extra_kind : l.kind,
+                                    ptx_shared_address(m->raw[raw.at]) + unit % GROUP_UNITS * (UNIT_ROWS / 2 * RAW_TWO),
+                                    to, note & NOTE_COUNT);
+                if (unit == 0 && lane == 0) {
+                    m->stage_notes[stage.at] = note;
+                }
+                there = (note & NOTE_MORE) != 0;
+                __syncwarp();
+                if (lane == 0) {
+                    ptx_mbarrier_arrive(ptx_shared_address(&m->full[stage.at]));
+                }
+            }
+            unit -= TILE_UNITS;
+            number++;
+        }
+        __syncwarp();
+        if (lane == 0) {
+            ptx_mbarrier_arrive(ptx_shared_address(&m->piece_free[i % PIECES]));
+        }
     }
 }
 

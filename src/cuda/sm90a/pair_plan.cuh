@@ -24,12 +24,6 @@
 #define SCORE_BYTES  (64 * TOKENS * 4)               /* a tile's partial scores of 64 rows */
 #define WEIGHT_BYTES (64 * TOKENS * 2 + 64 / 2 * 16) /* its weights, and 16 bytes for two rows' factors */
 
-/* 1: readers of a tile order what was written there before their products, not the writers. RoPE dims, which come by
- * cp.async, are not ordered otherwise; the relay does without. */
-#ifndef PAIR_READER_FENCE
-#define PAIR_READER_FENCE 0
-#endif
-
 /* Raw rows lie in twos: row, scales of both, row. The distance of the rows is 64 modulo 128, so that a warp's loads
  * meet no bank twice. */
 #define RAW_SECOND 320
