@@ -248,7 +248,10 @@ void cli_replay_options(const cli_options *options, char *text, size_t size)
         used += (size_t)snprintf(text + used, size - used, " --isa %s", fmla_isa_name((fmla_isa)options->isa));
     }
     if (options->threads != 0) {
-        snprintf(text + used, size - used, " --threads %d", (int)options->threads);
+        used += (size_t)snprintf(text + used, size - used, " --threads %d", (int)options->threads);
+    }
+    if (options->strict) {
+        snprintf(text + used, size - used, " --strict");
     }
 }
 
@@ -284,6 +287,9 @@ int cli_option(void *user, int option, const char *argument)
         return parse_kernels(options, argument);
     case CLI_OPTION_PROFILE:
         return parse_profile(options, argument);
+    case CLI_OPTION_STRICT:
+        options->strict = 1;
+        return CLI_OK;
     case CLI_OPTION_JSON:
         options->json = true;
         return CLI_OK;
@@ -302,6 +308,7 @@ int cli_context_open(const cli_options *options, fmla_context **context)
     config.threads = options->threads;
     config.cuda_kernels = options->kernels;
     config.cuda_profile_kib = options->profile;
+    config.strict = options->strict;
     fmla_status status = fmla_context_create(&config, context);
     if (status != FMLA_OK) {
         const char *detail = fmla_last_create_error();

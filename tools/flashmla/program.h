@@ -65,6 +65,7 @@ typedef struct cli_options {
     int32_t threads;      /* --threads N; 0: one per processor */
     int32_t kernels;      /* --kernels NAME, cuda_kernels of the configuration */
     int32_t profile;      /* --profile N, cuda_profile_kib */
+    int32_t strict;       /* --strict, of the configuration */
     bool json;            /* --json */
 } cli_options;
 
@@ -78,6 +79,7 @@ enum {
     CLI_OPTION_THREADS,
     CLI_OPTION_KERNELS,
     CLI_OPTION_PROFILE,
+    CLI_OPTION_STRICT,
     CLI_OPTION_JSON,
     CLI_OPTION_HELP,
     CLI_OPTION_OWN = 2000
@@ -91,12 +93,14 @@ enum {
     {"threads", required_argument, NULL, CLI_OPTION_THREADS}, \
     {"kernels", required_argument, NULL, CLI_OPTION_KERNELS}, \
     {"profile", required_argument, NULL, CLI_OPTION_PROFILE}, \
+    {"strict", no_argument, NULL, CLI_OPTION_STRICT}, \
     {"json", no_argument, NULL, CLI_OPTION_JSON}, \
     {"help", no_argument, NULL, CLI_OPTION_HELP}
 
 #define CLI_CUDA_HELP \
     "  --kernels NAME      CUDA kernels: best (default), portable or hopper\n" \
-    "  --profile N         shared memory of a block that CUDA kernels may use: 99, 163 or 227 KiB; default all\n"
+    "  --profile N         shared memory of a block that CUDA kernels may use: 99, 163 or 227 KiB; default all\n" \
+    "  --strict            a strict context: softmax weights in fp32 on the CPU, no change on CUDA\n"
 
 #define CLI_OPTIONS_HELP \
     "  --backend NAME      auto, cpu, cuda or oracle (float64 reference); default auto\n" \

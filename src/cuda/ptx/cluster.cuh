@@ -31,6 +31,15 @@ PTX_INLINE void ptx_cluster_sync(void)
                      : "memory");
 }
 
+/* The same where nothing but mbarriers must be seen, whose inits ptx_mbarrier_init_fence has published: nobody waits
+ * for loads and stores that are under way. */
+PTX_INLINE void ptx_cluster_sync_barriers(void)
+{
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;\n"
+                 "barrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+}
+
 /* 16 bytes to another block, asynchronously: they complete on a barrier of that block. */
 PTX_INLINE void ptx_store_remote_128(uint32_t remote, const float x[4], uint32_t remote_barrier)
 {

@@ -35,11 +35,11 @@
  *                                              1 for codes and note
  *   raw_empty[]        2 units                 expand, once the rows are in  gather           the same
  *                                              registers
- *   piece_full[2]      1                       finder                        everybody        pieces[]
- *   piece_free[2]      15 warps                everybody else                finder           the same
+ *   piece_full[4]      1                       finder                        everybody        pieces[]
+ *   piece_free[4]      15 warps                everybody else                finder           the same
  *   named 3 + w        128                     warpgroup w                   itself           Q of the warpgroup
  *
- * ORDER, tile t of a piece:
+ * ORDER, tile t, whatever piece it is of:
  *   owner                                            helper
  *     scores of t on the block's dims  full[t]         takes weights of t          weights_full
  *     += weights of t - 1 * values of t - 1            moves the output to new references, seldom
@@ -48,16 +48,17 @@
  *     frees t - 1                                      scores of t + 2             full[t + 2]
  *     weights of t; sends them         weights_empty   sends them                  scores_empty
  *     moves the output to new references, seldom
- * So the helper is two tiles ahead with scores, and neither waits for what the other has just begun. At the end of a
- * piece the owner sends what rows are multiplied by in place of factors. The owner's first product with values is
- * overwritten by the second: products must not be conditional. Q of the next piece is fetched as soon as the last
- * scores are there.
+ * So the helper is two tiles ahead with scores, and neither waits for what the other has just begun. Tiles of the next
+ * piece follow those of a piece at once: its Q is fetched as soon as the last scores are there; the owner sends what
+ * rows are multiplied by in the end as one more message, and writes the output when it has sent the weights of the next
+ * piece's first tile; the helper after the last values. An empty list is a tile of no tokens. The owner's first product
+ * with values is overwritten by the second, its last scores are of nothing: products must not be conditional.
  */
 #ifndef FLASHMLA_CUDA_SM90A_PAIR_CUH
 #define FLASHMLA_CUDA_SM90A_PAIR_CUH
 
 #include "output.cuh"
-#include "pair_source.cuh"
+#include "pair_expand.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/wgmma.cuh"
@@ -71,17 +72,6 @@ typedef struct pair_view {
     uint32_t at; /* of the thread's part in a message */
     int group;   /* warpgroup */
 } pair_view;
-
-/* The helper frees a tile before it begins the next product, not while that runs: expanding the next tile takes its
- * time, and there are only three. */
-#ifndef PAIR_FREES_FIRST
-#define PAIR_FREES_FIRST 1
-#endif
-
-/* 1: readers of a tile order RoPE dims, which come by cp.async, before their products; the relay does without. */
-#ifndef PAIR_READER_FENCE
-#define PAIR_READER_FENCE 0
-#endif
 
 #define BARRIER_PAIR 3 /* + warpgroup: its 128 threads; a named barrier */
 
@@ -243,9 +233,7 @@ template <int BLOCKS> static __device__ __forceinline__ uint32_t await_tile(uint
 {
     ring_place place = ring_at<STAGES>(turn);
     ptx_mbarrier_wait(PAIR_AT(full) + place.at * 8, place.use);
-    if (PAIR_READER_FENCE) {
-        ptx_fence_async_proxy();
-    }
+    ptx_fence_async_proxy(); /* by readers: it takes longer where tiles are written */
     return place.at;
 }
 
@@ -254,10 +242,15 @@ template <int BLOCKS> static __device__ __forceinline__ uint32_t tile_note(const
     return *(const volatile uint32_t *)&m->stage_notes[slot];
 }
 
-/* Where a warpgroup is. */
+/* Where a warpgroup is, counted over all pieces. */
 typedef struct pair_turns {
-    uint32_t piece;
-    uint32_t tile, message; /* the next ones, counted over all pieces */
+    uint32_t scored; /* the next tile whose scores are due */
+    uint32_t tile;   /* helper: the next one whose values are due */
+    uint32_t message;
+    uint32_t piece; /* of the next scores */
+    bool there;     /* that piece is */
+    bool fresh;     /* owner: the tile of the last scores was its piece's first */
+    bool begins;    /* owner: the next one is */
 } pair_turns;
 
 /* The warpgroup's 64 rows of Q, the block's dims, set out. Rows beyond the last are zeros. */
@@ -288,16 +281,18 @@ static __device__ __forceinline__ void copy_query(const fmlac_mqa &p, const fmla
     ptx_copy_async_commit();
 }
 
-/* Q for piece number i, set out once the warpgroup's scores of the piece before are done in all warps; that of the
+/* Q for the next piece, set out once the warpgroup's scores of the piece before are done in all warps; that of the
  * first may have set out early. */
 template <int BLOCKS>
-static __device__ __forceinline__ void fetch_query(const fmlac_mqa &p, const pair_plan<BLOCKS> *m, uint32_t i,
+static __device__ __forceinline__ void fetch_query(const fmlac_mqa &p, const pair_plan<BLOCKS> *m, pair_turns *turns,
                                                    int group)
 {
-    ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[i & 1]), use_parity(i));
-    const piece &c = m->pieces[i & 1];
+    ring_place at = ring_at<PIECES>(turns->piece);
+    ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[at.at]), at.use);
+    const piece &c = m->pieces[at.at];
     ptx_barrier_sync(BARRIER_PAIR + group, 128);
-    if (c.there && !c.early) {
+    turns->there = uniform(c.there) != 0;
+    if (turns->there && !c.early) {
         ptx_copy_async_wait<0>(); /* a wrong guess */
         copy_query<BLOCKS>(p, c.work, group);
     }
@@ -310,181 +305,187 @@ static __device__ __forceinline__ void await_query(int group)
     ptx_barrier_sync(BARRIER_PAIR + group, 128);
 }
 
-/* The owner's piece, but for the values of the last tile; `there`: it has tiles. Leaves sums, references and the output
- * unnormalised; returns the number of tiles. */
-template <int BLOCKS>
-static __device__ __forceinline__ int pair_own(float o[128], float s[32], uint32_t a[16], softmax_rows &rows,
-                                               const pair_view &v, const pair_plan<BLOCKS> *m, pair_turns *turns,
-                                               bool there)
+/* A thread's first row of its warpgroup's 64; the other one is 8 further on. Read anew. */
+static __device__ __forceinline__ int pair_row(void)
 {
-    row_bases bases;
-    int t = 0; /* in the piece */
+    int thread = (int)ptx_thread();
+    return thread / 32 * 16 + thread % 32 / 4;
+}
+
+/* The owner has all weights of a piece: what its rows end with goes out and to the helper, and Q of the next sets
+ * out. */
+template <int BLOCKS>
+static __device__ __forceinline__ void pair_finish(const fmlac_mqa &p, const uint32_t a[16], softmax_rows &rows,
+                                                   const pair_view &v, pair_plan<BLOCKS> *m, pair_turns *turns)
+{
+    const piece &c = m->pieces[turns->piece % PIECES];
+    bool stores = threadIdx.x % 4 == 0;
+    int row = pair_row();
+    float factor[2];
+    turns->piece++;
+    fetch_query<BLOCKS>(p, m, turns, v.group);
+    join_sums(rows);
+    for (int h = 0; h < 2; h++) {
+        factor[h] = finish_row(p, c, PAIR_ROWS, row + 8 * h, rows.reference[h], rows.max[h], rows.sum[h], stores);
+        if (stores) {
+            m->last[turns->piece & 1][row % 64 + 8 * h] = factor[h];
+        }
+    }
+    send_weights<BLOCKS>(a, factor, v, turns->message++);
+}
+
+/* The owner's tiles, until anything else is due than the next one: after a piece's first and last, after one for which
+ * the output must be multiplied, and at the end. Returns the note of the last one; 0: that was the end. */
+template <int BLOCKS>
+static __device__ __forceinline__ uint32_t own_tiles(float o[128], uint32_t a[16], softmax_rows &rows, row_bases *bases,
+                                                     const pair_view &v, pair_plan<BLOCKS> *m, pair_turns *turns)
+{
+    uint32_t note;
 #pragma unroll 1
-    while (there) {
-        uint32_t turn = turns->tile, before = ring_at<STAGES>(turn + STAGES - 1).at, slot = await_tile<BLOCKS>(turn);
-        pair_scores<BLOCKS>(s, v, slot, turn);
-        pair_values<BLOCKS>(o, a, v, before, t > 1);
+    do {
+        uint32_t turn = turns->scored, before = ring_at<STAGES>(turn + STAGES - 1).at, slot = before;
+        bool there = turns->there;
+        note = 0;
+        if (there) {
+            slot = await_tile<BLOCKS>(turn);
+            note = uniform(tile_note(m, slot));
+        }
+        float s[32];
+        pair_scores<BLOCKS>(s, v, slot, turn); /* at the end: of any tile, and not used */
+        pair_values<BLOCKS>(o, a, v, before, !turns->fresh);
         ptx_wgmma_wait<1>();
         ptx_wgmma_hold<32>(s);
-        if (BLOCKS == 9) {
-            arrive_warp(PAIR_AT(rope_empty) + (turn & 1) * 8);
+        if (there) {
+            if (BLOCKS == 9) {
+                arrive_warp(PAIR_AT(rope_empty) + (turn & 1) * 8);
+            }
+            add_scores<BLOCKS>(s, v, turn);
+            find_bases(s, rows, note & NOTE_COUNT, bases);
         }
-        uint32_t note = tile_note(m, slot);
-        add_scores<BLOCKS>(s, v, turn);
-        there = (note & NOTE_MORE) != 0;
-        find_bases(s, rows, note & NOTE_COUNT, &bases);
         ptx_wgmma_wait<0>();
         ptx_wgmma_hold<128>(o);
-        if (t > 0) {
+        if (turn > 0) {
             arrive_warp(PAIR_AT(empty) + before * 8);
         }
-        weigh_from(s, rows, &bases, a);
-        send_weights<BLOCKS>(a, bases.factor, v, turns->message);
-        if (bases.moves) {
+        if (there) {
+            weigh_from(s, rows, bases, a);
+            send_weights<BLOCKS>(a, bases->factor, v, turns->message++);
+            turns->scored = turn + 1;
+            turns->fresh = (note & NOTE_FIRST) != 0;
+        }
+    } while ((note & (NOTE_FIRST | NOTE_MORE)) == NOTE_MORE && !bases->moves);
+    return note;
+}
+
+/* The owner goes on until the output of a piece is complete: it has scores of the next piece's first tile then, so that
+ * the tensor cores do not wait at the border. */
+template <int BLOCKS>
+static __device__ __forceinline__ void pair_own(const fmlac_mqa &p, float o[128], uint32_t a[16], softmax_rows &rows,
+                                                const pair_view &v, pair_plan<BLOCKS> *m, pair_turns *turns)
+{
+    row_bases bases;
+    uint32_t note;
+#pragma unroll 1
+    do {
+        if (turns->begins && turns->there) {
+            await_query(v.group);
+            rows.reference[0] = rows.reference[1] = rows.max[0] = rows.max[1] = -FMLAC_INFINITY;
+            rows.sum[0] = rows.sum[1] = 0.0f;
+        }
+        turns->begins = false;
+        note = own_tiles<BLOCKS>(o, a, rows, &bases, v, m, turns);
+        if (note != 0 && !(note & NOTE_FIRST) && bases.moves) {
             multiply_output(o, bases.factor);
         }
-        turns->message++;
-        turns->tile = turn + 1;
-        t++;
+        if (note != 0 && !(note & NOTE_MORE)) {
+            pair_finish<BLOCKS>(p, a, rows, v, m, turns);
+            turns->begins = true;
+        }
+    } while (note != 0 && (!(note & NOTE_FIRST) || turns->scored == 1));
+}
+
+/* The helper's scores of the next tile. */
+template <int BLOCKS>
+static __device__ __forceinline__ void help_scores(const fmlac_mqa &p, const pair_view &v, const pair_plan<BLOCKS> *m,
+                                                   pair_turns *turns)
+{
+    uint32_t turn = turns->scored, slot = await_tile<BLOCKS>(turn), note = uniform(tile_note(m, slot));
+    if (note & NOTE_FIRST) {
+        await_query(v.group);
     }
-    return t;
-}
-
-/* The owner's last values. */
-template <int BLOCKS>
-static __device__ __forceinline__ void pair_own_last(float o[128], const uint32_t a[16], const pair_view &v,
-                                                     uint32_t last, int accumulate)
-{
-    uint32_t slot = ring_at<STAGES>(last).at;
-    pair_values<BLOCKS>(o, a, v, slot, accumulate);
-    ptx_wgmma_wait<0>();
-    ptx_wgmma_hold<128>(o);
-    arrive_warp(PAIR_AT(empty) + slot * 8);
-}
-
-/* The helper has taken the scores of tile `turn`. Returns whether another one follows. */
-template <int BLOCKS>
-static __device__ __forceinline__ bool help_scores(float s[32], const pair_view &v, const pair_plan<BLOCKS> *m,
-                                                   uint32_t slot, uint32_t turn)
-{
+    float s[32];
+    pair_scores<BLOCKS>(s, v, slot, turn);
     ptx_wgmma_wait<0>();
     ptx_wgmma_hold<32>(s);
     if (BLOCKS == 9) {
         arrive_warp(PAIR_AT(rope_empty) + (turn & 1) * 8);
     }
-    uint32_t note = tile_note(m, slot);
     send_scores<BLOCKS>(s, v, turn);
-    return (note & NOTE_MORE) != 0;
-}
-
-/* The helper takes the next weights, and multiplies the output if it must. */
-template <int BLOCKS>
-static __device__ __forceinline__ void help_weights(float o[128], uint32_t a[16], const pair_view &v, pair_turns *turns)
-{
-    float factor[2];
-    take_weights<BLOCKS>(a, factor, v, turns->message++);
-    if (__any_sync(0xFFFFFFFFu, factor[0] != 1.0f || factor[1] != 1.0f)) {
-        multiply_output(o, factor);
+    turns->scored = turn + 1;
+    if (!(note & NOTE_MORE)) {
+        turns->piece++;
+        fetch_query<BLOCKS>(p, m, turns, v.group);
     }
 }
 
-/* The helper's piece: its scores are two tiles ahead of its values. */
+/* The helper goes on until the output of a piece is complete; its scores are two tiles ahead of its values. factor:
+ * what rows are multiplied by in the end. */
 template <int BLOCKS>
-static __device__ __forceinline__ void pair_help(const fmlac_mqa &p, float o[128], float s[32], uint32_t a[16],
-                                                 const pair_view &v, const pair_plan<BLOCKS> *m, pair_turns *turns,
-                                                 bool there)
+static __device__ __forceinline__ void pair_help(const fmlac_mqa &p, float o[128], uint32_t a[16], const pair_view &v,
+                                                 const pair_plan<BLOCKS> *m, pair_turns *turns, float factor[2])
 {
-    uint32_t turn = turns->tile; /* of scores; turns->tile: of values */
-    int t = 0;                   /* of values, in the piece */
+    uint32_t note;
 #pragma unroll 1
-    while (there && turn < turns->tile + 2) {
-        uint32_t slot = await_tile<BLOCKS>(turn);
-        pair_scores<BLOCKS>(s, v, slot, turn);
-        there = help_scores(s, v, m, slot, turn);
-        turn++;
-    }
+    do {
 #pragma unroll 1
-    while (there) {
-        uint32_t old = ring_at<STAGES>(turns->tile).at;
-        help_weights<BLOCKS>(o, a, v, turns);
-        pair_values<BLOCKS>(o, a, v, old, t > 0);
-        if (PAIR_FREES_FIRST) {
-            ptx_wgmma_wait<0>();
-            ptx_wgmma_hold<128>(o);
-            arrive_warp(PAIR_AT(empty) + old * 8);
+        while (turns->there && turns->scored < turns->tile + 2) {
+            help_scores<BLOCKS>(p, v, m, turns);
         }
-        uint32_t slot = await_tile<BLOCKS>(turn);
-        pair_scores<BLOCKS>(s, v, slot, turn);
-        if (!PAIR_FREES_FIRST) {
-            ptx_wgmma_wait<1>();
-            ptx_wgmma_hold<128>(o);
-            arrive_warp(PAIR_AT(empty) + old * 8);
-        }
-        there = help_scores(s, v, m, slot, turn);
-        turns->tile++;
-        turn++;
-        t++;
-    }
-    fetch_query<BLOCKS>(p, m, turns->piece + 1, v.group);
-#pragma unroll 1
-    for (; turns->tile != turn; turns->tile++) {
         uint32_t slot = ring_at<STAGES>(turns->tile).at;
-        help_weights<BLOCKS>(o, a, v, turns);
-        pair_values<BLOCKS>(o, a, v, slot, t > 0);
+        take_weights<BLOCKS>(a, factor, v, turns->message++);
+        note = uniform(tile_note(m, slot));
+        bool fresh = (note & NOTE_FIRST) != 0;
+        if (!fresh && __any_sync(0xFFFFFFFFu, factor[0] != 1.0f || factor[1] != 1.0f)) {
+            multiply_output(o, factor);
+        }
+        pair_values<BLOCKS>(o, a, v, slot, !fresh);
         ptx_wgmma_wait<0>();
         ptx_wgmma_hold<128>(o);
         arrive_warp(PAIR_AT(empty) + slot * 8);
-        t++;
-    }
+        turns->tile++;
+    } while (note & NOTE_MORE);
+    take_weights<BLOCKS>(a, factor, v, turns->message++);
 }
 
 /* Everything that a warpgroup does. */
 template <int BLOCKS>
-static __device__ __forceinline__ void pair_consume(const fmlac_mqa &p, const pair_plan<BLOCKS> *m, const pair_view &v,
+static __device__ __forceinline__ void pair_consume(const fmlac_mqa &p, pair_plan<BLOCKS> *m, const pair_view &v,
                                                     bool owner)
 {
-    pair_turns turns = {0, 0, 0};
-    fetch_query<BLOCKS>(p, m, 0, v.group);
+    pair_turns turns = {0, 0, 0, 0, false, false, true};
+    softmax_rows rows = {p.scale * LOG2_E, {0, 0}, {0, 0}, {0, 0}};
+    float o[128], factor[2];
+    uint32_t a[16] = {0};
+    fetch_query<BLOCKS>(p, m, &turns, v.group);
 #pragma unroll 1
-    for (;; turns.piece++) {
-        const piece &c = m->pieces[turns.piece & 1];
+    for (uint32_t i = 0;; i++) {
+        const piece &c = m->pieces[i % PIECES];
         if (!c.there) {
             ptx_copy_async_wait<0>();
             return;
         }
-        await_query(v.group);
-        float o[128], s[32], factor[2];
-        uint32_t a[16] = {0};
-        bool there = c.begin < c.end;
-        if (!there) {
-#pragma unroll
-            for (int j = 0; j < 128; j++) {
-                o[j] = 0.0f;
-            }
-        }
-        int thread = (int)ptx_thread(), row = thread / 32 * 16 + thread % 32 / 4;
         if (owner) {
-            softmax_rows rows = {
-                p.scale * LOG2_E, {-FMLAC_INFINITY, -FMLAC_INFINITY}, {-FMLAC_INFINITY, -FMLAC_INFINITY}, {0, 0}};
-            int t = pair_own<BLOCKS>(o, s, a, rows, v, m, &turns, there);
-            join_sums(rows);
-            for (int h = 0; h < 2; h++) {
-                factor[h] = finish_row(p, c, PAIR_ROWS, row + 8 * h, rows.reference[h], rows.max[h], rows.sum[h],
-                                       thread % 4 == 0);
-            }
-            send_weights<BLOCKS>(a, factor, v, turns.message);
-            fetch_query<BLOCKS>(p, m, turns.piece + 1, v.group);
-            if (there) {
-                pair_own_last<BLOCKS>(o, a, v, turns.tile - 1, t > 1);
-            }
+            pair_own<BLOCKS>(p, o, a, rows, v, m, &turns);
+            int row = pair_row() % 64;
+            __syncwarp();
+            factor[0] = m->last[(i + 1) & 1][row];
+            factor[1] = m->last[(i + 1) & 1][row + 8];
         } else {
-            pair_help<BLOCKS>(p, o, s, a, v, m, &turns, there);
-            take_weights<BLOCKS>(a, factor, v, turns.message);
+            pair_help<BLOCKS>(p, o, a, v, m, &turns, factor);
         }
-        turns.message++;
-        store_output(p, c, PAIR_ROWS, row, o, factor, ptx_cluster_rank() * PAIR_DIMS, NO_STAGE);
+        store_output(p, c, PAIR_ROWS, pair_row(), o, factor, ptx_cluster_rank() * PAIR_DIMS, NO_STAGE);
         __syncwarp();
-        arrive_warp(ptx_shared_address(&m->piece_free[turns.piece & 1]));
+        arrive_warp(ptx_shared_address(&m->piece_free[i % PIECES]));
     }
 }
 
@@ -507,6 +508,8 @@ static __device__ __forceinline__ void pair_barriers(const fmlac_mqa &p, pair_pl
         ptx_mbarrier_init(ptx_shared_address(&m->rope_empty[i]), MMA_WARPS);
         ptx_mbarrier_init(ptx_shared_address(&m->places_full[i]), 1);
         ptx_mbarrier_init(ptx_shared_address(&m->places_empty[i]), GATHER_WARPS + 1);
+    }
+    for (int i = 0; i < PIECES; i++) {
         ptx_mbarrier_init(ptx_shared_address(&m->piece_full[i]), 1);
         ptx_mbarrier_init(ptx_shared_address(&m->piece_free[i]), MMA_WARPS + LOAD_WARPS);
     }
@@ -545,7 +548,8 @@ template <int BLOCKS> static __device__ __forceinline__ void pair(const fmlac_mq
     pair_plan<BLOCKS> *m = (pair_plan<BLOCKS> *)ptx_shared();
     uint32_t rank = ptx_cluster_rank();
     pair_prologue<BLOCKS>(p, m, rank);
-    ptx_cluster_sync();
+    __syncthreads();
+    ptx_cluster_sync_barriers();
     ptx_grid_wait();
     ptx_grid_launch_dependents();
     int group = __shfl_sync(0xFFFFFFFFu, (int)(threadIdx.x / 128), 0);

@@ -12,6 +12,7 @@
 #define PAIR_DIMS    256             /* of a token, without RoPE dims that come on top: a block's half */
 #define HALF_BLOCKS  (PAIR_DIMS / 64)
 #define STAGES       3
+#define PIECES       4 /* a helper that waits for Q of a piece may owe the output of the third before */
 #define GATHER_WARPS 2 /* and a third one where it has no RoPE dims to copy */
 #define EXPAND_WARPS 4
 #define LOAD_WARPS   (GATHER_WARPS + 1 + EXPAND_WARPS)
@@ -41,10 +42,11 @@ static_assert(raw_ring<8>::GROUPS % GATHER_WARPS == 0 && raw_ring<8>::GROUPS % (
                   TILE_UNITS >= EXPAND_WARPS,
               "places belong to warps, and every warp has a part of every tile");
 
-/* Of a tile: attended tokens; another tile of the piece follows; it is of the extra pool. */
+/* Of a tile: attended tokens; another tile of the piece follows; it is of the extra pool; it is the piece's first. */
 #define NOTE_COUNT 127u
 #define NOTE_MORE  128u
 #define NOTE_EXTRA 256u
+#define NOTE_FIRST 512u
 
 template <int BLOCKS> struct pair_plan {
     typedef raw_ring<BLOCKS> ring;
@@ -64,8 +66,9 @@ template <int BLOCKS> struct pair_plan {
     uint64_t scores_full, scores_empty, weights_full, weights_empty;
     uint64_t places_full[2], places_empty[2];
     uint64_t raw_full[ring::GROUPS], raw_empty[ring::GROUPS];
-    uint64_t piece_full[2], piece_free[2];
-    piece pieces[2];
+    uint64_t piece_full[PIECES], piece_free[PIECES];
+    piece pieces[PIECES];
+    float last[2][64];      /* what rows are multiplied by in the end; of two pieces */
     uint32_t entries[RING]; /* what the finder found in the list and has not handed on */
     list_scan scan;         /* the finder's own */
     piece_walk walk;

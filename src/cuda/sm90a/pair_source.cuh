@@ -2,17 +2,24 @@
 /*
  * pair_source.cuh: quantised tokens on their way into the tiles of a pair (pair.cuh): each block brings its half of a
  * token's dims. The finder walks the list and says where the tokens of a tile lie. Gather warps copy raw rows, a group
- * at a time, into a ring by bulk copies: they use neither registers nor the path of loads and stores. Expanding warps
- * take a group after another from there and write bf16 numbers into the tile. RoPE dims are bf16 already and are copied
- * straight into the tile.
+ * at a time, into a ring by bulk copies: they use neither registers nor the path of loads and stores. From there
+ * expanding warps take them (pair_expand.cuh). RoPE dims are bf16 already and are copied straight into the tile.
  */
 #ifndef FLASHMLA_CUDA_SM90A_PAIR_SOURCE_CUH
 #define FLASHMLA_CUDA_SM90A_PAIR_SOURCE_CUH
 
-#include "expand.cuh"
 #include "pair_plan.cuh"
+#include "ptx/cluster.cuh"
 #include "ptx/tma.cuh"
 #include "source.cuh"
+
+/* Whether there is a piece i. */
+template <int BLOCKS> static __device__ __forceinline__ bool await_piece(const pair_plan<BLOCKS> *m, uint32_t i)
+{
+    ring_place at = ring_at<PIECES>(i);
+    ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[at.at]), at.use);
+    return uniform(m->pieces[at.at].there) != 0;
+}
 
 /* ---- gather ------------------------------------------------------------------------------------------------------ */
 
@@ -63,11 +70,6 @@ static __device__ __forceinline__ void copy_rope(const fmlac_pool &pool, const t
     }
 }
 
-/* While the tile is not free yet, its RoPE dims come into L2: there is little time for them afterwards. */
-#ifndef PAIR_ROPE_AHEAD
-#define PAIR_ROPE_AHEAD 1
-#endif
-
 /* The warp that copies RoPE dims into the tiles, where the block has some. */
 template <int BLOCKS>
 static __device__ __forceinline__ void gather_rope(const fmlac_mqa &p, pair_plan<BLOCKS> *m, uint32_t rank)
@@ -76,12 +78,10 @@ static __device__ __forceinline__ void gather_rope(const fmlac_mqa &p, pair_plan
     uint32_t tile = 0; /* in all pieces */
 #pragma unroll 1
     for (uint32_t i = 0;; i++) {
-        ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[i & 1]), use_parity(i));
-        const piece &c = m->pieces[i & 1];
-        if (!c.there) {
+        if (!await_piece(m, i)) {
             return;
         }
-        bool there = __shfl_sync(0xFFFFFFFFu, c.begin < c.end, 0);
+        bool there = true;
 #pragma unroll 1
         for (; there; tile++) {
             ptx_mbarrier_wait(ptx_shared_address(&m->places_full[tile & 1]), use_parity(tile));
@@ -90,9 +90,6 @@ static __device__ __forceinline__ void gather_rope(const fmlac_mqa &p, pair_plan
             const token_place *places = m->places[tile & 1];
             ring_place stage = ring_at<STAGES>(tile);
             int32_t at = pool.rope_offset + (BLOCKS == 9 ? rank * 64 : 0);
-            for (int row = lane; PAIR_ROPE_AHEAD && row < (int)(note & NOTE_COUNT); row += 32) {
-                ptx_prefetch_l2(places[row].row + at);
-            }
             if (BLOCKS == 9) {
                 ptx_mbarrier_wait(ptx_shared_address(&m->rope_empty[tile & 1]), use_parity(tile) ^ 1);
                 copy_rope<4>(pool, places, ptx_shared_address(m->k_rope), (tile & 1) * 4, at);
@@ -114,7 +111,7 @@ static __device__ __forceinline__ void gather_rope(const fmlac_mqa &p, pair_plan
         }
         __syncwarp();
         if (lane == 0) {
-            ptx_mbarrier_arrive(ptx_shared_address(&m->piece_free[i & 1]));
+            ptx_mbarrier_arrive(ptx_shared_address(&m->piece_free[i % PIECES]));
         }
     }
 }
@@ -205,6 +202,27 @@ static __device__ __forceinline__ void gather_group(const fmlac_pool &pool, pair
     }
 }
 
+/* Q of a piece comes into L2 before its place is free. */
+template <int BLOCKS>
+static __device__ __forceinline__ void prefetch_query(const fmlac_mqa &p, const piece &c, int lane)
+{
+    uint32_t rank = ptx_cluster_rank();
+#pragma unroll 1
+    for (int row = lane; row < c.work.rows && !c.early; row += 32) {
+        int64_t token;
+        int32_t head;
+        row_token_head(c.work, row, &token, &head);
+        const uint8_t *from = (const uint8_t *)p.q.data + 2 * row_offset(&p.q, &p, token, head);
+#pragma unroll
+        for (int line = 0; line < PAIR_DIMS * 2 / 128; line++) {
+            ptx_prefetch_l2(from + rank * PAIR_DIMS * 2 + line * 128);
+        }
+        if (BLOCKS == 9) {
+            ptx_prefetch_l2(from + 1024 + rank * 64);
+        }
+    }
+}
+
 /* The finder: finds the pieces, and where the tokens of each tile lie. */
 template <int BLOCKS> static __device__ __forceinline__ void find_tokens(const fmlac_mqa &p, pair_plan<BLOCKS> *m)
 {
@@ -217,17 +235,16 @@ template <int BLOCKS> static __device__ __forceinline__ void find_tokens(const f
 #pragma unroll 1
     for (uint32_t i = 0;; i++) {
         scout_piece(p, m, i);
-        const piece &c = m->pieces[i & 1];
+        const piece &c = m->pieces[i % PIECES];
         if (!c.there) {
             return;
         }
         const fmlac_work &w = c.work;
+        prefetch_query<BLOCKS>(p, c, lane);
         int32_t begin = __shfl_sync(0xFFFFFFFFu, c.begin, 0), end = __shfl_sync(0xFFFFFFFFu, c.end, 0);
-        list_ahead ahead = {{-1, -1}};
-        bool there = begin < end;
-        if (there) {
-            ahead = scan_begin(p, w, begin, end, &m->scan);
-        }
+        list_ahead ahead = scan_begin(p, w, begin, end, &m->scan);
+        bool there = true; /* an empty list is a tile of no tokens */
+        uint32_t first = NOTE_FIRST;
 #pragma unroll 1
         while (there) {
             tile_tokens found = scan_next(p, w, &m->scan, &ahead, m->entries);
@@ -237,8 +254,10 @@ template <int BLOCKS> static __device__ __forceinline__ void find_tokens(const f
                 m->places[tile & 1][row] = find_token(p, w, m->entries, found, 0, row);
             }
             if (lane == 0) {
-                m->notes[tile & 1] = found.count | (found.more ? NOTE_MORE : 0) | (found.extra ? NOTE_EXTRA : 0);
+                m->notes[tile & 1] =
+                    found.count | first | (found.more ? NOTE_MORE : 0) | (found.extra ? NOTE_EXTRA : 0);
             }
+            first = 0;
             __syncwarp();
             if (lane == 0) {
                 ptx_mbarrier_arrive(ptx_shared_address(&m->places_full[tile & 1]));
@@ -258,12 +277,10 @@ static __device__ __forceinline__ void gather(const fmlac_mqa &p, pair_plan<BLOC
     uint32_t tile = 0;                         /* in all pieces */
 #pragma unroll 1
     for (uint32_t i = 0;; i++) {
-        ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[i & 1]), use_parity(i));
-        const piece &c = m->pieces[i & 1];
-        if (!c.there) {
+        if (!await_piece(m, i)) {
             return;
         }
-        bool there = __shfl_sync(0xFFFFFFFFu, c.begin < c.end, 0);
+        bool there = true;
 #pragma unroll 1
         while (there) {
             ptx_mbarrier_wait(ptx_shared_address(&m->places_full[tile & 1]), use_parity(tile));
@@ -284,217 +301,7 @@ static __device__ __forceinline__ void gather(const fmlac_mqa &p, pair_plan<BLOC
         }
         __syncwarp();
         if (lane == 0) {
-            ptx_mbarrier_arrive(ptx_shared_address(&m->piece_free[i & 1]));
-        }
-    }
-}
-
-/* ---- expand ------------------------------------------------------------------------------------------------------ */
-
-/* A lane's part of a row: 16 dims, from `dim` of the block's half on. */
-typedef struct expand_lane {
-    uint32_t dim;              /* in the half */
-    uint32_t token;            /* 0, 1: which row of two */
-    uint32_t kind, extra_kind; /* of the pools' codes: kind, place of the lane's scale << 8; 0: nothing to do */
-} expand_lane;
-
-static __device__ __forceinline__ uint32_t lane_kind(const fmlac_pool &pool, uint32_t dim, uint32_t rank)
-{
-    raw_part part = part_of(pool, rank);
-    uint32_t size = pool.scale == FMLAC_F32 ? 4 : 1, all = rank * PAIR_DIMS + dim;
-    uint32_t at = (all >> pool.group_shift) * size - part.scales_at;
-    return all < (uint32_t)pool.quant_dims ? code_kind(pool) | KIND_USED | at << 8 : 0;
-}
-
-/* The lane's codes and scale, from rows at `two`. */
-static __device__ __forceinline__ uint32_t load_codes(uint32_t kind, const expand_lane &l, uint32_t two,
-                                                      uint32_t codes[4])
-{
-    uint32_t row = two + l.token * RAW_SECOND, scale = two + RAW_SCALES + l.token * 16 + (kind >> 8);
-    if (kind & KIND_FP4) {
-        ptx_load_shared_64(codes, row + l.dim / 2);
-    } else {
-        ptx_load_shared_128(codes, row + l.dim);
-    }
-    return kind & KIND_F32 ? ptx_load_shared_u32(scale) : ptx_load_shared_u8(scale);
-}
-
-/* The warp has read a unit of raw rows. */
-static __device__ __forceinline__ void release_raw(uint32_t empty)
-{
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) {
-        ptx_mbarrier_arrive(empty);
-    }
-}
-
-/* Passes of a unit, of four, whose products are ready before the tile is free; all four would not fit the registers. */
-#ifndef READY_PASSES
-#define READY_PASSES 3
-#endif
-
-/* Where a unit goes. */
-typedef struct expand_to {
-    uint32_t tile, first; /* address; row of the unit's first one */
-    uint32_t empty, use;  /* of the tile: barrier, parity; waited for before the first store */
-    uint32_t raw_empty;   /* barrier of the raw rows */
-} expand_to;
-
-/*
- * Eight attended rows of one pool, four passes of two: nothing but loads, products and stores. The raw rows are
- * released once they are in registers, and products are ready when the tile becomes free: the time from there until it
- * is full again is what everybody else waits for. Says no, having done nothing, if a code or a scale of any lane needs
- * the product in float.
- */
-template <int FP4, int F32>
-static __device__ __forceinline__ bool expand_easy(uint32_t kind, const expand_lane &l, uint32_t raw,
-                                                   const expand_to &to)
-{
-    uint32_t codes[4][4], factor[4], out[4][8], nan = 0;
-    bool hard = false;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        uint32_t two = raw + i * RAW_TWO, row = two + l.token * RAW_SECOND;
-        uint32_t at = two + RAW_SCALES + l.token * 16 + (kind >> 8);
-        if (FP4) {
-            ptx_load_shared_64(codes[i], row + l.dim / 2);
-        } else {
-            ptx_load_shared_128(codes[i], row + l.dim);
-        }
-        factor[i] = F32 ? ptx_load_shared_u32(at) : ptx_load_shared_u8(at);
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        if (FP4) { /* an e4m3 number as bf16, by 2^120 */
-            hard = hard || (factor[i] & 0x7F) == 0x7F;
-            factor[i] = (factor[i] & 0x80) << 8 | (factor[i] & 0x7F) << 4;
-            factor[i] = ptx_multiply_bf16x2(factor[i] | factor[i] << 16, 0x7B807B80u);
-        } else {
-            uint32_t exponent = F32 ? factor[i] >> 23 : factor[i];
-            hard = hard || exponent - 3 > 131 || (F32 && (factor[i] & 0x7FFFFF) != 0);
-            factor[i] = (exponent + 120) * 0x00800080u;
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                nan |= (codes[i][j] & 0x7F7F7F7Fu) + 0x01010101u;
-            }
-        }
-    }
-    hard = kind != 0 && (hard || (nan & 0x80808080u) != 0);
-    if (__any_sync(0xFFFFFFFFu, hard)) {
-        return false;
-    }
-    release_raw(to.raw_empty);
-#pragma unroll
-    for (int i = 0; i < READY_PASSES; i++) {
-        multiply_16_easy(FP4, codes[i], factor[i], out[i]);
-    }
-    ptx_mbarrier_wait(to.empty, to.use);
-    if (kind != 0) { /* two rows further on: 256 bytes, and one bit of the place in the row is another */
-        uint32_t at = to.tile + chunk_offset(to.first + l.token, l.dim / 8);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            if (i >= READY_PASSES) {
-                multiply_16_easy(FP4, codes[i], factor[i], out[i]);
-            }
-            ptx_store_shared_128((at ^ (i * 32)) + i * 256, out[i]);
-            ptx_store_shared_128((at ^ (i * 32 + 16)) + i * 256, out[i] + 4);
-        }
-    }
-    return true;
-}
-
-/* Eight rows with anything in them; those from `count` on are not attended. */
-static __device__ __forceinline__ void expand_any(const fmlac_pool &pool, uint32_t kind, const expand_lane &l,
-                                                  uint32_t raw, const expand_to &to, uint32_t count)
-{
-    ptx_mbarrier_wait(to.empty, to.use);
-#pragma unroll 1
-    for (int i = 0; i < 4; i++) {
-        uint32_t token = to.first + 2 * i + l.token;
-        uint32_t at = to.tile + chunk_offset(token, l.dim / 8), codes[4] = {0, 0, 0, 0};
-        if (kind != 0 && token < count) {
-            uint32_t bits = load_codes(kind, l, raw + i * RAW_TWO, codes);
-            expand_16(pool, kind, codes, bits, at);
-        } else if (kind != 0) {
-            ptx_store_shared_128(at, codes);
-            ptx_store_shared_128(at ^ 16, codes);
-        }
-    }
-    release_raw(to.raw_empty);
-}
-
-/* A unit; `common`: of the pool's kind what is the same in all lanes; `kind`: the lane's. */
-static __device__ __forceinline__ void expand_unit(const fmlac_pool &pool, const expand_lane &l, uint32_t common,
-                                                   uint32_t kind, uint32_t raw, const expand_to &to, uint32_t count)
-{
-    bool done = false;
-    if (to.first + UNIT_ROWS <= count) {
-        if (common == (KIND_E8M0 | KIND_USED)) {
-            done = expand_easy<0, 0>(kind, l, raw, to);
-        } else if (common == (KIND_F32 | KIND_USED)) {
-            done = expand_easy<0, 1>(kind, l, raw, to);
-        } else if (common == (KIND_FP4 | KIND_E4M3 | KIND_USED)) {
-            done = expand_easy<1, 0>(kind, l, raw, to);
-        }
-    }
-    if (!done) {
-        expand_any(pool, kind, l, raw, to, count);
-    }
-}
-
-/* An expanding warp: every EXPAND_WARPS-th unit, counted over all pieces. */
-template <int BLOCKS>
-static __device__ __forceinline__ void expand(const fmlac_mqa &p, pair_plan<BLOCKS> *m, int warp, uint32_t rank)
-{
-    int lane = threadIdx.x % 32, unit = warp; /* of the tile; beyond the last: of later ones */
-    uint32_t number = 0;                      /* of the tile, in all pieces */
-    expand_lane l;
-    l.dim = ((lane & 3) | lane >> 3 << 2) * 16;
-    l.token = lane >> 2 & 1;
-    l.kind = lane_kind(p.main.pool, l.dim, rank);
-    l.extra_kind = p.extra.kind == FMLAC_LIST_NONE ? 0 : lane_kind(p.extra.pool, l.dim, rank);
-    uint32_t kind = __shfl_sync(0xFFFFFFFFu, l.kind, 0) & 255,
-             extra_kind = __shfl_sync(0xFFFFFFFFu, l.extra_kind, 0) & 255;
-#pragma unroll 1
-    for (uint32_t i = 0;; i++) {
-        ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[i & 1]), use_parity(i));
-        const piece &c = m->pieces[i & 1];
-        if (!c.there) {
-            return;
-        }
-        bool there = __shfl_sync(0xFFFFFFFFu, c.begin < c.end, 0);
-#pragma unroll 1
-        while (there) {
-            ring_place stage = ring_at<STAGES>(number);
-#pragma unroll 1
-            for (; unit < TILE_UNITS; unit += EXPAND_WARPS) {
-                ring_place raw = ring_at<raw_ring<BLOCKS>::GROUPS>(number * TILE_GROUPS + unit / GROUP_UNITS);
-                ptx_mbarrier_wait(ptx_shared_address(&m->raw_full[raw.at]), raw.use);
-                uint32_t note = __shfl_sync(0xFFFFFFFFu, m->raw_notes[raw.at], 0);
-                bool extra = (note & NOTE_EXTRA) != 0;
-                expand_to to = {ptx_shared_address(m->k[stage.at]), (uint32_t)unit * UNIT_ROWS,
-                                ptx_shared_address(&m->empty[stage.at]), stage.use ^ 1,
-                                ptx_shared_address(&m->raw_empty[raw.at])};
-                expand_unit(extra ? p.extra.pool : p.main.pool, l, extra ? extra_kind : kind,
-                            extra ? l.extra_kind : l.kind,
-                            ptx_shared_address(m->raw[raw.at]) + unit % GROUP_UNITS * (UNIT_ROWS / 2 * RAW_TWO), to,
-                            note & NOTE_COUNT);
-                if (unit == 0 && lane == 0) {
-                    m->stage_notes[stage.at] = note;
-                }
-                there = (note & NOTE_MORE) != 0;
-                ptx_fence_async_proxy();
-                __syncwarp();
-                if (lane == 0) {
-                    ptx_mbarrier_arrive(ptx_shared_address(&m->full[stage.at]));
-                }
-            }
-            unit -= TILE_UNITS;
-            number++;
-        }
-        __syncwarp();
-        if (lane == 0) {
-            ptx_mbarrier_arrive(ptx_shared_address(&m->piece_free[i & 1]));
+            ptx_mbarrier_arrive(ptx_shared_address(&m->piece_free[i % PIECES]));
         }
     }
 }

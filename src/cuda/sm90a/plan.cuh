@@ -144,11 +144,13 @@ static __device__ __forceinline__ uint32_t query_offset(uint32_t row, uint32_t c
  * every product. */
 template <typename PLAN> static __device__ __forceinline__ void scout_piece(const fmlac_mqa &p, PLAN *m, uint32_t i)
 {
+    const uint32_t places = sizeof m->pieces / sizeof m->pieces[0];
     int lane = threadIdx.x % 32;
-    ptx_mbarrier_wait(ptx_shared_address(&m->piece_free[i & 1]), use_parity(i) ^ 1);
-    walk_next(p, &m->walk, &m->pieces[i & 1], lane);
+    uint32_t at = i % places;
+    ptx_mbarrier_wait(ptx_shared_address(&m->piece_free[at]), (i / places & 1) ^ 1);
+    walk_next(p, &m->walk, &m->pieces[at], lane);
     if (lane == 0) {
-        ptx_mbarrier_arrive(ptx_shared_address(&m->piece_full[i & 1]));
+        ptx_mbarrier_arrive(ptx_shared_address(&m->piece_full[at]));
     }
 }
 

@@ -8,6 +8,10 @@
 uint32_t ptx_cluster_rank(void);
 uint32_t ptx_cluster_address(uint32_t address, uint32_t rank);
 void ptx_cluster_sync(void);
+static inline void ptx_cluster_sync_barriers(void)
+{
+    ptx_cluster_sync();
+}
 void ptx_store_remote_128(uint32_t remote, const float x[4], uint32_t remote_barrier);
 
 #endif
