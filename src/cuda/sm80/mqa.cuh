@@ -414,7 +414,7 @@ template <class S> static __device__ __forceinline__ void mqa_run(const fmlac_mq
         scoring_warp<S>(p, s, piece);
     } else {
         if (warp == S::QW && piece.count > 0) {
-            begin_list<S>(s);
+            begin_list<S>(p, s);
         }
         summing_warp<S>(p, s, piece);
     }

@@ -65,6 +65,8 @@ typedef struct mqa_piece {
     int count;       /* -1: there are no more pieces */
     uint32_t parity; /* of the mbarriers, which live on from piece to piece: bit i of slot i, the last ones see below */
     int64_t scan_at, scan_end; /* next position of the list, and where the piece ends */
+    const int32_t *entries, *extra_entries; /* the request's page table, or the lists of indices */
+    int64_t first_page;                     /* of the request where there is no table */
     cut_view cut;
 } mqa_piece;
 
