@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * mqa_list.cuh: from a token list to the addresses of a tile's tokens. One summing warp walks the list, a few tiles
- * ahead of everybody; what it finds lies in a ring of s.ring tiles.
+ * mqa_list.cuh: from a token list to the addresses of a tile's tokens. The summing warps take turns in walking the
+ * list, a tile each, ahead of everybody; what they find lies in a ring of s.ring tiles.
  */
 #ifndef FLASHMLA_CUDA_SM80_MQA_LIST_CUH
 #define FLASHMLA_CUDA_SM80_MQA_LIST_CUH
@@ -18,12 +18,13 @@ static __device__ __forceinline__ void put_token(const fmlac_mqa &p, const mqa_s
                                                  const fmlac_pool &pool, int64_t page, int64_t at,
                                                  unsigned long long bit)
 {
-    const uint8_t *begin = pool.data + page * pool.page_stride;
-    const uint8_t *row = begin + at * pool.token_stride + s.work->kv_head * pool.head_stride;
-    s.address[place] = there ? (unsigned long long)row | bit : 0;
-    if (p.quantised) {
-        const uint8_t *scale = begin + pool.page_size * pool.token_stride + at * pool.scale_row_bytes;
-        s.scale[place] = there && pool.layout == FMLAC_LAYOUT_PAGE ? (unsigned long long)scale : 0;
+    const uint8_t *row = pool.data + page * pool.page_stride + s.work->kv_head * pool.head_stride;
+    s.address[place] = there ? (unsigned long long)(row + at * pool.token_stride) | bit : 0;
+    if (p.quantised && pool.layout == FMLAC_LAYOUT_PAGE) {
+        const uint8_t *scale = pool.data + page * pool.page_stride + pool.page_size * pool.token_stride;
+        s.scale[place] = there ? (unsigned long long)(scale + at * pool.scale_row_bytes) : 0;
+    } else if (p.quantised) {
+        s.scale[place] = 0;
     }
 }
 
@@ -139,20 +140,28 @@ static __device__ __forceinline__ void ask_for_entries(const fmlac_mqa &p, const
     }
 }
 
-/* One warp: addresses and mask of the next tile; the entries after it are asked for. */
-template <class S> static __device__ __forceinline__ void next_tile(const fmlac_mqa &p, const mqa_shared &s, int ring)
+/* One warp: addresses and mask of the piece's tile `number`; the entries after it are asked for. Warps take turns: where
+ * a list of indices goes on is known when the turn before has ended. */
+template <class S>
+static __device__ __forceinline__ void next_tile(const fmlac_mqa &p, const mqa_shared &s, int number, int ring)
 {
-    int64_t begin = s.piece->scan_at, next = begin + S::TOKENS;
+    int64_t begin = (s.piece->begin + number) * S::TOKENS, next = begin + S::TOKENS;
     if (p.main.kind != FMLAC_LIST_PAGED) {
+        if (number > 0) {
+            ptx_mbarrier_wait(s.walked, (s.piece->walks_before + number - 1) & 1);
+        }
+        begin = s.piece->scan_at;
         next = begin + next_of_indices<S>(p, s, ring, begin);
+        __syncwarp();
+        if (ptx_thread() % 32 == 0) {
+            s.piece->scan_at = next;
+            s.piece->walks++;
+            ptx_mbarrier_arrive(s.walked);
+        }
     } else if (!S::CODES && p.main.pool.page_shift >= 0 && p.main.pool.page_size >= S::TOKENS) {
         next_of_page<S>(p, s, ring, begin);
     } else {
         next_of_pages<S>(p, s, ring, begin);
-    }
-    __syncwarp();
-    if (ptx_thread() % 32 == 0) {
-        s.piece->scan_at = next;
     }
     ask_for_entries<S>(p, s, next);
     __syncwarp();
@@ -165,6 +174,7 @@ template <class S> static __device__ __forceinline__ void begin_list(const fmlac
     int64_t count = w.main_count + w.extra_count;
     int64_t begin = s.piece->begin * S::TOKENS, end = begin + (int64_t)s.piece->count * S::TOKENS;
     if (threadIdx.x % 32 == 0) {
+        s.piece->walks_before = s.piece->walks;
         s.piece->scan_at = begin;
         s.piece->scan_end = end < count ? end : count;
         if (p.main.kind != FMLAC_LIST_PAGED) {
