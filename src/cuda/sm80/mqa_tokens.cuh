@@ -44,30 +44,51 @@ static __device__ __forceinline__ void copy_plain_any(const fmlac_mqa &p, const 
     }
 }
 
+/* OWN rows that are there, by bulk copies of one lane. */
+template <int OWN>
+static __device__ __forceinline__ void load_rows_bulk(const unsigned long long *address, uint32_t to, uint32_t pitch,
+                                                      uint32_t bytes, uint32_t full)
+{
+    constexpr int EACH = OWN < 4 ? OWN : 4; /* addresses that are read together */
+#pragma unroll
+    for (int t = 0; t < OWN; t += EACH) {
+        unsigned long long from[EACH];
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            from[i] = address[t + i];
+        }
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            ptx_bulk_load(to + (t + i) * pitch, (const uint8_t *)(from[i] & ~EXTRA_BIT), bytes, full);
+        }
+    }
+}
+
 /* Whole rows of p.row_bytes by bulk copies; a row that is not there is zeros. */
 template <class S>
 static __device__ __forceinline__ void copy_plain_bulk(const fmlac_mqa &p, const unsigned long long *address,
                                                        uint32_t tile, uint32_t full)
 {
     constexpr int OWN = S::TOKENS / S::PW;
-    int lane = (int)ptx_thread() % 32, t = ((int)ptx_thread() / 32 - S::QW) * OWN + lane;
-    unsigned long long from = lane < OWN ? address[t] : 0;
-    uint32_t there = __ballot_sync(0xFFFFFFFFu, from != 0);
-    uint32_t to = tile + t * PITCH;
-    if (there != (1u << OWN) - 1) {
+    int lane = (int)ptx_thread() % 32, first = ((int)ptx_thread() / 32 - S::QW) * OWN;
+    unsigned long long from = lane < OWN ? address[first + lane] : 0;
+    uint32_t there = __ballot_sync(0xFFFFFFFFu, from != 0), to = tile + first * PITCH;
+    bool all = there == (1u << OWN) - 1;
 #pragma unroll 1
-        for (int c = 0; from == 0 && lane < OWN && c < p.row_bytes; c += 16) {
-            const uint32_t zeros[4] = {0, 0, 0, 0};
-            ptx_store_shared_128(to + c, zeros);
-        }
+    for (int c = 0; !all && from == 0 && lane < OWN && c < p.row_bytes; c += 16) {
+        const uint32_t zeros[4] = {0, 0, 0, 0};
+        ptx_store_shared_128(to + lane * PITCH + c, zeros);
     }
     ptx_fence_async_proxy(); /* weights were there */
     __syncwarp();
-    if (lane == 0) {
+    if (ptx_elect()) {
         ptx_mbarrier_arrive_expect(full, __popc(there) * p.row_bytes);
+        if (all) {
+            load_rows_bulk<OWN>(address + first, to, PITCH, p.row_bytes, full);
+        }
     }
-    if (from != 0) {
-        ptx_bulk_load(to, (const uint8_t *)(from & ~EXTRA_BIT), p.row_bytes, full);
+    if (!all && from != 0) {
+        ptx_bulk_load(to + lane * PITCH, (const uint8_t *)(from & ~EXTRA_BIT), p.row_bytes, full);
     }
 }
 
@@ -182,18 +203,24 @@ template <int OWN>
 static __device__ __forceinline__ void copy_raw_bulk(const fmlac_mqa &p, const unsigned long long *address, uint32_t raw,
                                                      uint32_t full)
 {
-    int lane = ptx_thread() % 32;
+    int lane = ptx_thread() % 32, main = p.main.pool.data_row_bytes;
     unsigned long long token = lane < OWN ? address[lane] : 0;
-    int bytes = token & EXTRA_BIT ? p.extra.pool.data_row_bytes : p.main.pool.data_row_bytes;
     uint32_t there = __ballot_sync(0xFFFFFFFFu, token != 0);
     uint32_t extra = __ballot_sync(0xFFFFFFFFu, (token & EXTRA_BIT) != 0);
-    if (lane == 0) {
-        ptx_mbarrier_arrive_expect(full, __popc(there & ~extra) * p.main.pool.data_row_bytes +
-                                             __popc(extra) * p.extra.pool.data_row_bytes);
+    uint32_t all = (1u << OWN) - 1, one = extra == all ? p.extra.pool.data_row_bytes : main;
+    bool alike = there == all && (extra == 0 || extra == all);
+    if (ptx_elect()) {
+        ptx_mbarrier_arrive_expect(full, alike ? OWN * one
+                                               : __popc(there & ~extra) * main +
+                                                     __popc(extra) * p.extra.pool.data_row_bytes);
+        if (alike) {
+            load_rows_bulk<OWN>(address, raw, p.raw_pitch, one, full);
+        }
     }
     __syncwarp();
-    if (token != 0) {
-        ptx_bulk_load(raw + lane * p.raw_pitch, (const uint8_t *)(token & ~EXTRA_BIT), bytes, full);
+    if (!alike && token != 0) {
+        ptx_bulk_load(raw + lane * p.raw_pitch, (const uint8_t *)(token & ~EXTRA_BIT),
+                      token & EXTRA_BIT ? p.extra.pool.data_row_bytes : main, full);
     }
 }
 
