@@ -221,6 +221,15 @@ static __device__ __forceinline__ void finish_rows(const fmlac_mqa &p, const mqa
     }
 }
 
+/* A warp's one arrival, for what all its lanes have read and written. */
+static __device__ __forceinline__ void arrive_warp(uint32_t barrier)
+{
+    __syncwarp();
+    if (ptx_thread() % 32 == 0) {
+        ptx_mbarrier_arrive(barrier);
+    }
+}
+
 template <class S>
 static __device__ __forceinline__ void scoring_warp(const fmlac_mqa &p, const mqa_shared &s, const mqa_piece &piece)
 {
@@ -231,7 +240,7 @@ static __device__ __forceinline__ void scoring_warp(const fmlac_mqa &p, const mq
     held_rows<S> held;
     begin_rows<S>(s, rows);
     if (piece.count > 0) {
-        ptx_mbarrier_wait(s.full + s.slots * 8, parity >> PARITY_OF_Q);
+        ptx_mbarrier_wait(s.q_full, parity >> PARITY_OF_Q);
         parity ^= 1u << PARITY_OF_Q;
     }
     hold_rows<S>(held, s.q, p.row_bytes / 128, row0);
@@ -242,6 +251,11 @@ static __device__ __forceinline__ void scoring_warp(const fmlac_mqa &p, const mq
         float acc[S::QM][S::NT][4];
         ptx_mbarrier_wait(s.full + slot * 8, parity >> slot & 1);
         parity ^= 1u << slot | 1u << PARITY_OF_RAW;
+        if constexpr (S::CODES) { /* nobody needs this tile's raw bytes any more */
+            if (tile_exists(p, s, i + 1 < piece.count, after(at, s.ring))) {
+                copy_raw<S>(p, s, after(at, s.ring));
+            }
+        }
         scores<S>(acc, held, s.q, tile, p.row_bytes / 128, row0, token0);
         uint32_t mask = ((volatile uint32_t *)s.mask)[at * 2 + token0 / 32] >> (token0 % 32);
         mask_scores<S>(p, s, acc, rows, mask, row0, i * S::TOKENS + token0);
@@ -250,7 +264,7 @@ static __device__ __forceinline__ void scoring_warp(const fmlac_mqa &p, const mq
         if (rows.all_see < (i + 1) * S::TOKENS) {
             clean_values<S>(tile, (int)clamped(rows.all_see - i * S::TOKENS, 0, S::TOKENS));
         }
-        ptx_barrier_arrive(BARRIER_READY + slot, S::THREADS);
+        arrive_warp(s.ready + slot * 8);
         slot = after(slot, s.slots);
         at = after(at, s.ring);
     }
@@ -315,31 +329,58 @@ static __device__ __forceinline__ void stage_rows(const float out[S::MV][S::NV][
     }
 }
 
-/* A summing warp brings its part of a tile (at: its place in the ring) to its slot, a half if it comes in halves. */
+/* A summing warp brings its part of the piece's tile `number` (at: its place in the ring) to its slot. */
 template <class S>
-static __device__ __forceinline__ void bring(const fmlac_mqa &p, const mqa_shared &s, int number, int at, int slot,
-                                             int half)
+static __device__ __forceinline__ void bring(const fmlac_mqa &p, const mqa_shared &s, int number, int at)
 {
-    uint32_t tile = s.tiles + slot * (S::TOKENS * PITCH), full = s.full + slot * 8;
+    uint32_t tile = s.tiles + slot_of(s, at) * (S::TOKENS * PITCH);
     if constexpr (S::CODES) {
-        wait_raw<S>(p, s, (s.piece->parity >> PARITY_OF_RAW ^ number) & 1);
+        ptx_mbarrier_wait(s.raw_full, (s.piece->parity >> PARITY_OF_RAW ^ number) & 1);
         expand<S>(p, s, at, tile);
-        __syncwarp();
-        if (ptx_thread() % 32 == 0) {
-            ptx_mbarrier_arrive(full);
-        }
+        arrive_warp(s.full + slot_of(s, at) * 8);
     } else {
-        copy_plain<S>(p, s, at, tile, full, half);
+        copy_plain<S>(p, s, at, tile, s.full + slot_of(s, at) * 8);
     }
 }
 
-/* Step by step: a tile is summed, and another, `slots` ahead, brought to the slot that is free then. The first steps
- * only bring. */
+/* A summing warp sums the tile at a place in the ring. */
+template <class S>
+static __device__ __forceinline__ void sum_tile(float out[S::MV][S::NV][4], const mqa_shared &s, int at)
+{
+    int slot = slot_of(s, at);
+    ptx_mbarrier_wait(s.ready + slot * 8, parity_of(s, at));
+    shrink_rows<S>(out, s.shrink + slot * S::ROWS);
+    values<S>(out, s.tiles + slot * (S::TOKENS * PITCH), summed_row<S>(), summed_column<S>());
+    arrive_warp(s.free + slot * 8);
+}
+
+/* How many tiles the piece has, as far as anybody knows: whoever finds that there are fewer says so, and the others would
+ * find the same before it mattered to them. */
+static __device__ __forceinline__ volatile int &tiles_end(const mqa_shared &s)
+{
+    return *(volatile int *)&s.piece->end;
+}
+
+/* The first tiles of a piece set out on their way. */
+template <class S>
+static __device__ __forceinline__ void begin_tiles(const fmlac_mqa &p, const mqa_shared &s, const mqa_piece &piece)
+{
+    bool first = ptx_thread() / 32 == S::QW;
+    if (first && piece.count > 0) {
+        begin_list<S>(p, s);
+        next_tile<S>(p, s, 0, 0);
+    }
+    ptx_barrier_sync(BARRIER_LIST, S::THREADS);
+    if (first && lag_of<S>(s) > 0 && piece.count > 1) {
+        next_tile<S>(p, s, 1, 1);
+    }
+}
+
+/* Step by step: a tile is summed, and another brought to the slot that is free then, or has been since the step before.
+ * The first steps only bring. */
 template <class S>
 static __device__ __forceinline__ void summing_warp(const fmlac_mqa &p, const mqa_shared &s, const mqa_piece &piece)
 {
-    int ahead = -1, at = s.ring - 1; /* number and place in the ring of the tile that is brought */
-    int end = piece.count;
     float out[S::MV][S::NV][4];
 #pragma unroll
     for (int m = 0; m < S::MV; m++) {
@@ -351,40 +392,32 @@ static __device__ __forceinline__ void summing_warp(const fmlac_mqa &p, const mq
     if (BULK(p)) {
         ptx_fence_async_proxy(); /* staged rows were where tokens go */
     }
+    begin_tiles<S>(p, s, piece);
 #pragma unroll 1
-    for (;; ahead++, at = after(at, s.ring)) {
-        int slot = at < s.slots ? at : at - s.slots;
-        if (ptx_thread() / 32 == S::QW && ahead + 1 < piece.count) {
-            next_tile<S>(p, s, after(at, s.ring));
+    for (int ahead = 0, at = 0;; ahead++, at = after(at, s.ring)) { /* number and place of the tile that is brought */
+        int lag = lag_of<S>(s), listed = ahead + 1 + lag;
+        if (listed < tiles_end(s) && listed % S::PW == (int)ptx_thread() / 32 - S::QW) {
+            next_tile<S>(p, s, listed, at + 1 + lag < s.ring ? at + 1 + lag : at + 1 + lag - s.ring);
         }
-        if (ahead < 0) {
-            ptx_barrier_sync(BARRIER_LIST, S::THREADS);
+        int summed = ahead + lag - s.slots;
+        if (summed >= tiles_end(s)) {
+            break;
         }
-        if (ahead >= s.slots) {
-            if (!tile_exists(p, s, ahead - s.slots < end, at < s.slots ? at + s.slots : slot)) {
-                break;
-            }
-            ptx_barrier_sync(BARRIER_READY + slot, S::THREADS);
-            shrink_rows<S>(out, s.shrink + slot * S::ROWS);
+        if (summed >= 0) {
+            sum_tile<S>(out, s, at + lag < s.slots ? at + lag + s.slots : at + lag - s.slots);
         }
-        bool next = ahead >= 0 && tile_exists(p, s, ahead < end, at);
-        if (!next && ahead >= 0) {
-            end = ahead < end ? ahead : end;
+        if (ahead >= tiles_end(s)) {
+            continue;
         }
-#pragma unroll 1
-        for (int half = 0; half < S::HALVES; half++) {
-            if (ahead >= s.slots) {
-                values<S>(out, s.tiles + slot * (S::TOKENS * PITCH), summed_row<S>(), summed_column<S>(), half);
-            }
-            if (next) {
-                ptx_barrier_sync(BARRIER_SUMS, S::PW * 32);
-                bring<S>(p, s, ahead, at, slot, half);
-            }
+        if (ahead < s.slots) {
+            ptx_barrier_sync(BARRIER_SUMS, S::PW * 32);
+        } else {
+            ptx_mbarrier_wait(s.free + slot_of(s, at) * 8, parity_of(s, at) ^ 1);
         }
-        if constexpr (S::CODES) { /* raw bytes of the tile that is next */
-            if (tile_exists(p, s, ahead + 1 < end, after(at, s.ring))) {
-                copy_raw<S>(p, s, after(at, s.ring));
-            }
+        if (tile_exists(p, s, true, at)) {
+            bring<S>(p, s, ahead, at);
+        } else {
+            tiles_end(s) = ahead;
         }
     }
     ptx_barrier_sync(BARRIER_END, S::THREADS);
@@ -401,21 +434,26 @@ template <class S> static __device__ __forceinline__ void mqa_run(const fmlac_mq
     if (warp < S::QW) {
         count_seen<S>(p, s, piece);
         ptx_barrier_sync(BARRIER_LIST, S::THREADS);
+        if constexpr (S::CODES) {
+            if (BULK(p)) {
+                ptx_fence_async_proxy(); /* staged rows were there */
+            }
+            if (tile_exists(p, s, piece.count > 0, 0)) {
+                copy_raw<S>(p, s, 0);
+            }
+        }
         if (piece.count > 0 && p.fused.enabled) {
             load_q_fused<S>(p, w, s);
         } else if (piece.count > 0) {
             load_q<S>(p, w, s);
         }
         if (piece.count > 0 && p.q.aligned && !p.fused.enabled) {
-            ptx_mbarrier_arrive_copies(s.full + s.slots * 8);
+            ptx_mbarrier_arrive_copies(s.q_full);
         } else if (piece.count > 0) {
-            ptx_mbarrier_arrive(s.full + s.slots * 8);
+            ptx_mbarrier_arrive(s.q_full);
         }
         scoring_warp<S>(p, s, piece);
     } else {
-        if (warp == S::QW && piece.count > 0) {
-            begin_list<S>(s);
-        }
         summing_warp<S>(p, s, piece);
     }
     __syncthreads();
@@ -450,7 +488,7 @@ static __device__ __forceinline__ void find_piece(const fmlac_mqa &p, const mqa_
             s.piece->place = begin == 0 && end == all ? -1 : (int64_t)blockIdx.x * 2 + (begin == 0);
             begin = begin < tiles ? begin : tiles;
             s.piece->begin = begin;
-            s.piece->count = (end < tiles ? end : tiles) - begin;
+            s.piece->count = s.piece->end = (end < tiles ? end : tiles) - begin;
             s.piece->unit = unit;
             return;
         }
@@ -472,12 +510,16 @@ static __device__ __forceinline__ cut_view begin_cut(const fmlac_mqa &p, const m
 template <class S> static __device__ __forceinline__ void mqa_block(const fmlac_mqa &p)
 {
     mqa_shared s = mqa_shared_plan(p);
-    if (threadIdx.x < (uint32_t)s.slots) { /* who arrives: a lane of each summing warp, or all */
+    if (threadIdx.x < (uint32_t)s.slots) { /* who arrives: a lane of each warp, or all */
         ptx_mbarrier_init(s.full + threadIdx.x * 8, S::PW * (S::CODES || BULK(p) ? 1 : 32));
+        ptx_mbarrier_init(s.ready + threadIdx.x * 8, S::QW);
+        ptx_mbarrier_init(s.free + threadIdx.x * 8, S::PW);
     } else if (threadIdx.x == (uint32_t)s.slots) {
-        ptx_mbarrier_init(s.full + threadIdx.x * 8, S::QW * 32);
-    } else if (S::CODES && threadIdx.x - s.slots <= S::PW) {
-        ptx_mbarrier_init(s.raw_full + (threadIdx.x - s.slots - 1) * 8, 1);
+        ptx_mbarrier_init(s.q_full, S::QW * 32);
+        ptx_mbarrier_init(s.walked, 1);
+        if constexpr (S::CODES) {
+            ptx_mbarrier_init(s.raw_full, raw_arrivals<S>(p));
+        }
     }
     if (threadIdx.x < 32) {
         int lane = (int)threadIdx.x;
@@ -492,6 +534,7 @@ template <class S> static __device__ __forceinline__ void mqa_block(const fmlac_
         if (lane == 0) {
             s.piece->cut = cut;
             s.piece->parity = 0;
+            s.piece->walks = 0;
             find_piece(p, s, unit);
         }
     }

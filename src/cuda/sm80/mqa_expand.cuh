@@ -120,11 +120,10 @@ static __device__ __forceinline__ bool expand_two(const fmlac_pool &pool, uint32
 
 /* Dims of a warp's tokens that are bf16 already, eight lanes a token. */
 template <int OWN>
-static __device__ __forceinline__ void copy_rope(const fmlac_mqa &p, uint32_t there, uint32_t extra, uint32_t raw,
+static __device__ __forceinline__ void copy_rope(const fmlac_mqa &p, const fmlac_pool &pool, uint32_t there, uint32_t raw,
                                                  uint32_t to)
 {
     int token = ptx_thread() % 32 / 8;
-    const fmlac_pool &pool = extra >> token & 1 ? p.extra.pool : p.main.pool;
     raw += token * p.raw_pitch + pool.rope_offset;
     to += token * PITCH + pool.quant_dims * 2;
 #pragma unroll 1
@@ -137,36 +136,47 @@ static __device__ __forceinline__ void copy_rope(const fmlac_mqa &p, uint32_t th
     }
 }
 
-/* A warp's own tokens of the ring's place `at`, whose raw bytes are there. */
+/* A warp's own tokens of one pool. Those that are not there are zeros. */
+template <int OWN>
+static __device__ __forceinline__ void expand_own(const fmlac_mqa &p, const fmlac_pool &pool, int straight,
+                                                  const unsigned long long *address, uint32_t there, uint32_t raw,
+                                                  uint32_t to)
+{
+    if (straight != FMLAC_STRAIGHT_NONE) {
+        copy_rope<OWN>(p, pool, there, raw, to);
+    }
+#pragma unroll 1
+    for (int t = 0; t < OWN; t += 2, raw += 2 * p.raw_pitch, to += 2 * PITCH) {
+        bool done = false;
+        if (straight == FMLAC_STRAIGHT_E4M3) {
+            done = expand_two<false>(pool, raw, p.raw_pitch, to, there >> t & 3);
+        } else if (straight == FMLAC_STRAIGHT_E2M1) {
+            done = expand_two<true>(pool, raw, p.raw_pitch, to, there >> t & 3);
+        }
+#pragma unroll 1
+        for (int i = 0; !done && i < 2; i++) {
+            expand_token(p, address[t + i], raw + i * p.raw_pitch, to + i * PITCH);
+        }
+    }
+}
+
+/* A warp's own tokens of the ring's place `at`, whose raw bytes are there. Where the extra list begins tokens of both
+ * pools meet in a tile. */
 template <class S>
 static __device__ __forceinline__ void expand(const fmlac_mqa &p, const mqa_shared &s, int at, uint32_t tile)
 {
     constexpr int OWN = S::TOKENS / S::PW;
-    static_assert(OWN % 2 == 0, "tokens go two by two");
+    static_assert(OWN % 2 == 0 && OWN <= 4, "tokens go two by two, and eight lanes copy what is bf16 already");
     int first = ((int)ptx_thread() / 32 - S::QW) * OWN, lane = ptx_thread() % 32;
     const unsigned long long *address = s.address + at * S::TOKENS + first;
     unsigned long long token = lane < OWN ? address[lane] : 0;
     uint32_t there = __ballot_sync(0xFFFFFFFFu, token != 0);
     uint32_t extra = __ballot_sync(0xFFFFFFFFu, (token & EXTRA_BIT) != 0);
     uint32_t raw = s.raw + first * p.raw_pitch, to = tile + first * PITCH;
-    if (p.straight != FMLAC_STRAIGHT_NONE) {
-        copy_rope<OWN>(p, there, extra, raw, to);
-    }
-#pragma unroll 1
-    for (int t = 0; t < OWN; t += 2, raw += 2 * p.raw_pitch, to += 2 * PITCH) {
-        uint32_t two = there >> t & 3, of_extra = extra >> t & 3;
-        const fmlac_pool &pool = of_extra ? p.extra.pool : p.main.pool;
-        int straight = of_extra == 0 ? p.straight : of_extra == two ? p.straight_extra : 0;
-        bool done = false;
-        if (straight == FMLAC_STRAIGHT_E4M3) {
-            done = expand_two<false>(pool, raw, p.raw_pitch, to, two);
-        } else if (straight == FMLAC_STRAIGHT_E2M1) {
-            done = expand_two<true>(pool, raw, p.raw_pitch, to, two);
-        }
-#pragma unroll 1
-        for (int i = 0; !done && i < 2; i++) {
-            expand_token(p, address[t + i], raw + i * p.raw_pitch, to + i * PITCH);
-        }
+    if (extra == 0) {
+        expand_own<OWN>(p, p.main.pool, p.straight, address, there, raw, to);
+    } else {
+        expand_own<OWN>(p, p.extra.pool, extra == there ? p.straight_extra : FMLAC_STRAIGHT_NONE, address, there, raw, to);
     }
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * mqa_list.cuh: from a token list to the addresses of a tile's tokens. One summing warp walks the list, a few tiles
- * ahead of everybody; what it finds lies in a ring of s.ring tiles.
+ * mqa_list.cuh: from a token list to the addresses of a tile's tokens. The summing warps take turns in walking the
+ * list, a tile each, ahead of everybody; what they find lies in a ring of s.ring tiles.
  */
 #ifndef FLASHMLA_CUDA_SM80_MQA_LIST_CUH
 #define FLASHMLA_CUDA_SM80_MQA_LIST_CUH
@@ -13,52 +13,48 @@ static __device__ __forceinline__ int64_t page_of(const fmlac_pool &pool, int64_
     return pool.page_shift >= 0 ? place >> pool.page_shift : quotient(place, pool.page_size);
 }
 
-/* The list's entry at a position, which is inside: of a paged list its page, else a slot. */
-static __device__ __forceinline__ const int32_t *entry_of(const fmlac_mqa &p, const fmlac_work &w, int64_t position)
-{
-    if (p.main.kind == FMLAC_LIST_PAGED) {
-        return p.main.block_table + w.request * p.main.table_stride + page_of(p.main.pool, position);
-    }
-    int64_t at = position - w.main_count;
-    return at < 0 ? index_row(&p, &p.main, w.first, w.kv_head) + position
-                  : index_row(&p, &p.extra, w.first, w.kv_head) + at;
-}
-
-/* -1 behind the end. */
-static __device__ __forceinline__ int32_t entry_at(const fmlac_mqa &p, const mqa_shared &s, int64_t position)
-{
-    if (position >= s.piece->scan_end) {
-        return -1;
-    }
-    if (p.main.kind == FMLAC_LIST_PAGED && !p.main.block_table) {
-        return (int32_t)(s.work->request * p.main.max_pages + page_of(p.main.pool, position));
-    }
-    return *entry_of(p, *s.work, position);
-}
-
 /* Where token number `at` of a page lies, and its scales if they lie elsewhere. */
 static __device__ __forceinline__ void put_token(const fmlac_mqa &p, const mqa_shared &s, int place, bool there,
                                                  const fmlac_pool &pool, int64_t page, int64_t at,
                                                  unsigned long long bit)
 {
-    const uint8_t *begin = pool.data + page * pool.page_stride;
-    const uint8_t *row = begin + at * pool.token_stride + s.work->kv_head * pool.head_stride;
-    s.address[place] = there ? (unsigned long long)row | bit : 0;
-    if (p.quantised) {
-        const uint8_t *scale = begin + pool.page_size * pool.token_stride + at * pool.scale_row_bytes;
-        s.scale[place] = there && pool.layout == FMLAC_LAYOUT_PAGE ? (unsigned long long)scale : 0;
+    const uint8_t *row = pool.data + page * pool.page_stride + s.work->kv_head * pool.head_stride;
+    s.address[place] = there ? (unsigned long long)(row + at * pool.token_stride) | bit : 0;
+    if (p.quantised && pool.layout == FMLAC_LAYOUT_PAGE) {
+        const uint8_t *scale = pool.data + page * pool.page_stride + pool.page_size * pool.token_stride;
+        s.scale[place] = there ? (unsigned long long)(scale + at * pool.scale_row_bytes) : 0;
+    } else if (p.quantised) {
+        s.scale[place] = 0;
     }
+}
+
+/* The first `count` tokens of a tile are there. */
+static __device__ __forceinline__ void put_mask(const mqa_shared &s, int ring, int count)
+{
+    int lane = (int)ptx_thread() % 32, bits = count - lane * 32;
+    if (lane < 2) {
+        s.mask[ring * 2 + lane] = bits <= 0 ? 0 : bits < 32 ? (1u << bits) - 1 : 0xFFFFFFFFu;
+    }
+}
+
+/* ---- pages ------------------------------------------------------------------------------------------------------ */
+
+/* The page of a position; -1 behind the end. */
+static __device__ __forceinline__ int64_t page_at(const fmlac_mqa &p, const mqa_piece &piece, int64_t position)
+{
+    int64_t at = page_of(p.main.pool, position);
+    return position >= piece.scan_end ? -1 : piece.entries ? piece.entries[at] : piece.first_page + at;
 }
 
 /* Places are kept, since what a row sees is counted in places. */
 template <class S>
-static __device__ __forceinline__ void next_of_pages(const fmlac_mqa &p, const mqa_shared &s, int ring)
+static __device__ __forceinline__ void next_of_pages(const fmlac_mqa &p, const mqa_shared &s, int ring, int64_t begin)
 {
     const fmlac_pool &pool = p.main.pool;
 #pragma unroll 1
     for (int base = 0; base < S::TOKENS; base += 32) {
         int i = base + ptx_thread() % 32;
-        int64_t position = s.piece->scan_at + i, page = i < S::TOKENS ? entry_at(p, s, position) : -1;
+        int64_t position = begin + i, page = i < S::TOKENS ? page_at(p, *s.piece, position) : -1;
         bool there = page >= 0 && page < pool.num_pages;
         s.mask[ring * 2 + base / 32] = __ballot_sync(0xFFFFFFFFu, there);
         if (i < S::TOKENS) {
@@ -66,24 +62,47 @@ static __device__ __forceinline__ void next_of_pages(const fmlac_mqa &p, const m
             put_token(p, s, ring * S::TOKENS + i, there, pool, page, at, 0);
         }
     }
-    __syncwarp();
-    if (ptx_thread() % 32 == 0) {
-        s.piece->scan_at += S::TOKENS;
+}
+
+/* The same where a tile lies in one page. */
+template <class S>
+static __device__ __forceinline__ void next_of_page(const fmlac_mqa &p, const mqa_shared &s, int ring, int64_t begin)
+{
+    const fmlac_pool &pool = p.main.pool;
+    int64_t page = page_at(p, *s.piece, begin), at = begin & (pool.page_size - 1);
+    int64_t left = page >= 0 && page < pool.num_pages ? s.piece->scan_end - begin : 0;
+    const uint8_t *row = pool.data + page * pool.page_stride + s.work->kv_head * pool.head_stride;
+    int lane = (int)ptx_thread() % 32, count = left < S::TOKENS ? (int)left : S::TOKENS;
+    row += (at + lane) * pool.token_stride;
+#pragma unroll
+    for (int i = lane; i < S::TOKENS; i += 32) {
+        s.address[ring * S::TOKENS + i] = i < count ? (unsigned long long)row : 0;
+        row += 32 * pool.token_stride;
     }
-    __syncwarp();
+    put_mask(s, ring, count);
+}
+
+/* ---- indices ---------------------------------------------------------------------------------------------------- */
+
+static __device__ __forceinline__ const int32_t *index_at(const mqa_shared &s, int64_t position)
+{
+    int64_t main = s.work->main_count;
+    return position < main ? s.piece->entries + position : s.piece->extra_entries + (position - main);
 }
 
 /* Entries that name no token are left out, so tiles hold the attended tokens one after another and a row's bits do not
- * depend on what lies between them; main list first, then the extra one. */
+ * depend on what lies between them; main list first, then the extra one. Returns how many entries were looked at. */
 template <class S>
-static __device__ __forceinline__ void next_of_indices(const fmlac_mqa &p, const mqa_shared &s, int ring)
+static __device__ __forceinline__ int next_of_indices(const fmlac_mqa &p, const mqa_shared &s, int ring, int64_t begin)
 {
-    int lane = ptx_thread() % 32, filled = 0;
+    const mqa_piece &piece = *s.piece;
+    int lane = (int)ptx_thread() % 32, filled = 0, looked = 0;
 #pragma unroll 1
-    while (filled < S::TOKENS && s.piece->scan_at < s.piece->scan_end) {
-        int64_t position = s.piece->scan_at + lane, entry = entry_at(p, s, position);
+    while (filled < S::TOKENS && begin + looked < piece.scan_end) {
+        int64_t position = begin + looked + lane;
         bool extra = position >= s.work->main_count;
         const fmlac_pool &pool = extra ? p.extra.pool : p.main.pool;
+        int32_t entry = position < piece.scan_end ? *index_at(s, position) : -1;
         int64_t page = entry < 0 ? 0 : page_of(pool, entry);
         bool there = entry >= 0 && page < pool.num_pages;
         uint32_t mask = __ballot_sync(0xFFFFFFFFu, there);
@@ -91,47 +110,90 @@ static __device__ __forceinline__ void next_of_indices(const fmlac_mqa &p, const
         if (there && place < S::TOKENS) {
             put_token(p, s, ring * S::TOKENS + place, true, pool, page, entry - page * pool.page_size,
                       extra ? EXTRA_BIT : 0);
+#if MQA_PREFETCH
+            if (S::CODES) {
+                const uint8_t *row = (const uint8_t *)(s.address[ring * S::TOKENS + place] & ~EXTRA_BIT);
+                for (int c = 0; c < pool.data_row_bytes; c += 128) {
+                    ptx_prefetch_l2(row + c);
+                }
+            }
+#endif
         }
         uint32_t last = __ballot_sync(0xFFFFFFFFu, there && place == S::TOKENS - 1);
         filled += __popc(mask);
-        __syncwarp();
-        if (lane == 0) {
-            s.piece->scan_at += last ? __popc(last - 1) + 1 : 32; /* entries that were looked at */
-        }
-        __syncwarp();
+        looked += last ? __popc(last - 1) + 1 : 32;
     }
     filled = filled < S::TOKENS ? filled : S::TOKENS;
     for (int i = filled + lane; i < S::TOKENS; i += 32) {
         s.address[ring * S::TOKENS + i] = 0;
     }
-    if (lane < 2) {
-        int bits = filled - lane * 32;
-        s.mask[ring * 2 + lane] = bits <= 0 ? 0 : bits < 32 ? (1u << bits) - 1 : 0xFFFFFFFFu;
+    put_mask(s, ring, filled);
+    return looked;
+}
+
+/* ---- any list --------------------------------------------------------------------------------------------------- */
+
+/* Two lanes: the entries of the tile that begins at a position are brought near. */
+template <class S>
+static __device__ __forceinline__ void ask_for_entries(const fmlac_mqa &p, const mqa_shared &s, int64_t begin)
+{
+    int64_t position = begin + (int64_t)(ptx_thread() % 32) * (S::TOKENS - 1);
+    if (ptx_thread() % 32 > 1 || position >= s.piece->scan_end) {
+        return;
+    }
+    if (p.main.kind != FMLAC_LIST_PAGED) {
+        ptx_prefetch(index_at(s, position));
+    } else if (s.piece->entries) {
+        ptx_prefetch(s.piece->entries + page_of(p.main.pool, position));
     }
 }
 
-/* One warp: addresses and mask of the next tile; the entries after it are asked for. */
-template <class S> static __device__ __forceinline__ void next_tile(const fmlac_mqa &p, const mqa_shared &s, int ring)
+/* One warp: addresses and mask of the piece's tile `number`; the entries after it are asked for. Warps take turns: where
+ * a list of indices goes on is known when the turn before has ended. */
+template <class S>
+static __device__ __forceinline__ void next_tile(const fmlac_mqa &p, const mqa_shared &s, int number, int ring)
 {
-    if (p.main.kind == FMLAC_LIST_PAGED) {
-        next_of_pages<S>(p, s, ring);
+    int64_t begin = (s.piece->begin + number) * S::TOKENS, next = begin + S::TOKENS;
+    if (p.main.kind != FMLAC_LIST_PAGED) {
+        if (number > 0) {
+            ptx_mbarrier_wait(s.walked, (s.piece->walks_before + number - 1) & 1);
+        }
+        begin = s.piece->scan_at;
+        next = begin + next_of_indices<S>(p, s, ring, begin);
+        __syncwarp();
+        if (ptx_thread() % 32 == 0) {
+            s.piece->scan_at = next;
+            s.piece->walks++;
+            ptx_mbarrier_arrive(s.walked);
+        }
+    } else if (!S::CODES && p.main.pool.page_shift >= 0 && p.main.pool.page_size >= S::TOKENS) {
+        next_of_page<S>(p, s, ring, begin);
     } else {
-        next_of_indices<S>(p, s, ring);
+        next_of_pages<S>(p, s, ring, begin);
     }
-    int64_t next = s.piece->scan_at + ptx_thread() % 32 * (S::TOKENS / 32 + 1);
-    if (next < s.piece->scan_end && (p.main.kind != FMLAC_LIST_PAGED || p.main.block_table)) {
-        ptx_prefetch(entry_of(p, *s.work, next));
-    }
+    ask_for_entries<S>(p, s, next);
+    __syncwarp();
 }
 
 /* One warp: sets out for the tiles of a piece. */
-template <class S> static __device__ __forceinline__ void begin_list(const mqa_shared &s)
+template <class S> static __device__ __forceinline__ void begin_list(const fmlac_mqa &p, const mqa_shared &s)
 {
-    int64_t count = s.work->main_count + s.work->extra_count;
+    const fmlac_work &w = *s.work;
+    int64_t count = w.main_count + w.extra_count;
     int64_t begin = s.piece->begin * S::TOKENS, end = begin + (int64_t)s.piece->count * S::TOKENS;
     if (threadIdx.x % 32 == 0) {
+        s.piece->walks_before = s.piece->walks;
         s.piece->scan_at = begin;
         s.piece->scan_end = end < count ? end : count;
+        if (p.main.kind != FMLAC_LIST_PAGED) {
+            s.piece->entries = index_row(&p, &p.main, w.first, w.kv_head);
+            s.piece->extra_entries = w.extra_count > 0 ? index_row(&p, &p.extra, w.first, w.kv_head) : nullptr;
+        } else if (p.main.block_table) {
+            s.piece->entries = p.main.block_table + w.request * p.main.table_stride;
+        } else {
+            s.piece->entries = nullptr;
+            s.piece->first_page = w.request * p.main.max_pages;
+        }
     }
     __syncwarp();
 }

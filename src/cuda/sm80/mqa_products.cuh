@@ -146,17 +146,15 @@ template <class S> static __device__ __forceinline__ uint32_t weights_of(uint32_
     return tile + row / S::LINE * PITCH + TAIL + row % S::LINE * (S::TOKENS * 2);
 }
 
-/* out += weights of MV * 16 rows from row0 on x the tile's columns from column0 on, for the tokens of one half. */
+/* out += weights of MV * 16 rows from row0 on x the tile's columns from column0 on. */
 template <class S>
-static __device__ __forceinline__ void values(float out[S::MV][S::NV][4], uint32_t tile, int row0, int column0,
-                                              int half)
+static __device__ __forceinline__ void values(float out[S::MV][S::NV][4], uint32_t tile, int row0, int column0)
 {
-    constexpr int TOKENS = S::TOKENS / S::HALVES;
     int lane = ptx_thread() % 32;
-    uint32_t w_at = weights_of<S>(tile, row0 + lane % 16) + lane / 16 * 16 + half * (TOKENS * 2);
-    uint32_t v_at = tile + (half * TOKENS + lane % 16) * PITCH + column0 * 2 + lane / 16 * 16;
+    uint32_t w_at = weights_of<S>(tile, row0 + lane % 16) + lane / 16 * 16;
+    uint32_t v_at = tile + lane % 16 * PITCH + column0 * 2 + lane / 16 * 16;
 #pragma unroll 1
-    for (int k = 0; k < TOKENS / 16; k++) {
+    for (int k = 0; k < S::TOKENS / 16; k++) {
         uint32_t a[S::MV][4];
 #pragma unroll
         for (int m = 0; m < S::MV; m++) {

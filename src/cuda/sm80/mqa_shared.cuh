@@ -24,10 +24,8 @@
 #define MQA_HELD_16 2
 #endif
 
-/* In how many steps kernels of 64 rows sum a tile of plain tokens, and bring anew what part of the slot is free then: 1
- * or 2. */
-#ifndef MQA_HALVES
-#define MQA_HALVES 2
+#ifndef MQA_LAG
+#define MQA_LAG 1
 #endif
 
 /* What a kernel is made of. QM: 16-row tiles of a scoring warp, QW: scoring warps; MV: 16-row tiles of a summing warp,
@@ -42,14 +40,13 @@ template <int ROWS_, int TOKENS_, int QM_, int QW_, int MV_, int PW_, int F16_, 
     static constexpr int NV = OUT_COLUMNS / CG / 8;         /* 8-column tiles of a summing warp */
     static constexpr int LINE = FMLAC_TILE_TOKENS / TOKENS; /* rows whose weights share a token row */
     static constexpr int HELD = QM > 1 ? 0 : ROWS == 64 ? MQA_HELD_64 : ROWS == 32 ? MQA_HELD_32 : MQA_HELD_16;
-    static constexpr int HALVES = ROWS == 64 && !CODES ? MQA_HALVES : 1;
     static_assert((NT == 1 || NT == 2 || NT == 4) && TG <= FMLAC_TOKEN_GROUPS && NV % 8 == 0 &&
                       ROWS <= FMLAC_TILE_TOKENS && PW <= FMLAC_SUMMING_WARPS,
                   "shape");
 };
 
-/* Named barriers; READY is one per slot. */
-enum { BARRIER_SCORES = 1, BARRIER_SUMS, BARRIER_LIST, BARRIER_END, BARRIER_READY };
+/* Named barriers. */
+enum { BARRIER_SCORES = 1, BARRIER_SUMS, BARRIER_LIST, BARRIER_END };
 
 /* Marks an address of the extra pool. */
 #define EXTRA_BIT (1ull << 63)
@@ -62,9 +59,12 @@ enum { BARRIER_SCORES = 1, BARRIER_SUMS, BARRIER_LIST, BARRIER_END, BARRIER_READ
 typedef struct mqa_piece {
     int64_t unit, begin;
     int64_t place;   /* -1, or where the partial result goes */
-    int count;       /* -1: there are no more pieces */
+    int count, end;  /* -1: there are no more pieces; tiles before the first empty one, as far as anybody knows */
     uint32_t parity; /* of the mbarriers, which live on from piece to piece: bit i of slot i, the last ones see below */
+    int walks, walks_before;   /* of lists of indices, in tiles: by now, and before this piece */
     int64_t scan_at, scan_end; /* next position of the list, and where the piece ends */
+    const int32_t *entries, *extra_entries; /* the request's page table, or the lists of indices */
+    int64_t first_page;                     /* of the request where there is no table */
     cut_view cut;
 } mqa_piece;
 
@@ -72,8 +72,9 @@ static_assert(sizeof(fmlac_work) + sizeof(mqa_piece) <= FMLAC_WORK_BYTES, "work 
 
 typedef struct mqa_shared {
     uint32_t q, tiles, raw;      /* 32-bit shared addresses */
-    uint32_t full;               /* mbarriers: tile of slot i is there; after the last one: Q is there */
-    uint32_t raw_full;           /* mbarriers, quantised formats: a summing warp's raw bytes are there */
+    uint32_t full, ready, free;  /* mbarriers of slots: the tile is there; its weights are; it has been summed */
+    uint32_t q_full, walked;     /* mbarriers: Q is there; a list of indices has been walked for another tile */
+    uint32_t raw_full;           /* mbarrier, quantised formats: raw bytes of a tile are there */
     float *top;                  /* [2][token groups][ROWS] row maxima of a step; sums at the end */
     float *shrink;               /* [slots][ROWS] what an output row is multiplied with before the slot's tile */
     float *factor;               /* [ROWS] norm factors at the beginning (fused), 1 / sum at the end */
@@ -96,7 +97,11 @@ static __device__ __forceinline__ mqa_shared mqa_shared_plan(const fmlac_mqa &p)
     s.tiles = s.q + at.tiles;
     s.raw = s.q + at.raw;
     s.full = s.q + at.barriers;
-    s.raw_full = s.full + (p.stages + 1) * 8;
+    s.ready = s.full + p.stages * 8;
+    s.free = s.ready + p.stages * 8;
+    s.q_full = s.free + p.stages * 8;
+    s.walked = s.q_full + 8;
+    s.raw_full = s.walked + 8;
     s.top = (float *)(base + at.top);
     s.shrink = (float *)(base + at.shrink);
     s.factor = (float *)(base + at.factor);
@@ -116,6 +121,25 @@ static __device__ __forceinline__ mqa_shared mqa_shared_plan(const fmlac_mqa &p)
 static __device__ __forceinline__ int after(int at, int count)
 {
     return at + 1 == count ? 0 : at + 1;
+}
+
+/* The slot of a place in the ring of tiles. */
+static __device__ __forceinline__ int slot_of(const mqa_shared &s, int at)
+{
+    return at < s.slots ? at : at - s.slots;
+}
+
+/* Parity of the slot's barriers for the tile at a place in the ring, anywhere in its piece: a tile is a phase of each. */
+static __device__ __forceinline__ uint32_t parity_of(const mqa_shared &s, int at)
+{
+    return (s.piece->parity >> slot_of(s, at) ^ (at < s.slots ? 0 : 1)) & 1;
+}
+
+/* By how many steps tiles are brought after their slots became free: by one where there are slots enough for scores to
+ * be taken meanwhile, so that nobody waits for the last one who sums. */
+template <class S> static __device__ __forceinline__ int lag_of(const mqa_shared &s)
+{
+    return MQA_LAG && S::CODES && ((S::ROWS == 64 && S::TOKENS == 32) || s.slots > 2) ? 1 : 0;
 }
 
 /* Whether a tile is one of its piece; at: its place in the ring. Lists of indices end where a tile is empty. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * mqa_tokens.cuh: a tile's tokens on their way into shared memory, by the summing warps. Each brings tokens of its own:
- * from warp * OWN on. Where a device has bulk copies (p.bulk), a lane sets out for a whole row with one of them, and
+ * mqa_tokens.cuh: a tile's tokens on their way into shared memory: plain ones by the summing warps, raw bytes of quantised
+ * ones by the scoring warps. Each brings tokens of its own: from warp * OWN on. Where a device has bulk copies (p.bulk), a lane sets out for a whole row with one of them, and
  * neither registers nor the path of loads and stores see it; elsewhere 16 bytes are copied at a time.
  */
 #ifndef FLASHMLA_CUDA_SM80_MQA_TOKENS_CUH
@@ -44,66 +44,74 @@ static __device__ __forceinline__ void copy_plain_any(const fmlac_mqa &p, const 
     }
 }
 
-/* What a warp brings of a tile in one step: tokens first .. first + OWN - 1, at once or in halves. A slot's first half
- * is free before its second, but for what lies behind the values: that is weights until all values are summed. */
-template <class S> struct plain_step {
-    static constexpr int OWN = S::TOKENS / S::PW / S::HALVES;
-    static constexpr int BEFORE = S::TOKENS / 2; /* from a token of the second half back to one of the first */
-};
-
-/* Whole rows of p.row_bytes by bulk copies; a row that is not there is zeros. Of two halves the last step also brings
- * the first one's rows from TAIL on. */
-template <class S>
-static __device__ __forceinline__ void copy_plain_bulk(const fmlac_mqa &p, const unsigned long long *address,
-                                                       uint32_t tile, uint32_t full, int half)
+/* OWN rows that are there, by bulk copies of one lane. */
+template <int OWN>
+static __device__ __forceinline__ void load_rows_bulk(const unsigned long long *address, uint32_t to, uint32_t pitch,
+                                                      uint32_t bytes, uint32_t full)
 {
-    constexpr int OWN = plain_step<S>::OWN, ROWS = S::HALVES * OWN;
-    int lane = (int)ptx_thread() % 32, warp = (int)ptx_thread() / 32 - S::QW;
-    bool last = half == S::HALVES - 1, tail = lane >= OWN;
-    int t = warp * OWN + lane % OWN + (half == 1 && !tail ? plain_step<S>::BEFORE : 0);
-    int begin = tail ? TAIL : 0, end = last ? p.row_bytes : TAIL;
-    unsigned long long from = lane < (last ? ROWS : OWN) ? address[t] : 0;
-    uint32_t there = __ballot_sync(0xFFFFFFFFu, from != 0);
-    uint32_t to = tile + t * PITCH + begin;
-    if (__any_sync(0xFFFFFFFFu, lane < (last ? ROWS : OWN) && from == 0)) {
-#pragma unroll 1
-        for (int c = begin; from == 0 && lane < (last ? ROWS : OWN) && c < end; c += 16) {
-            const uint32_t zeros[4] = {0, 0, 0, 0};
-            ptx_store_shared_128(to + c - begin, zeros);
+    constexpr int EACH = OWN < 4 ? OWN : 4; /* addresses that are read together */
+#pragma unroll
+    for (int t = 0; t < OWN; t += EACH) {
+        unsigned long long from[EACH];
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            from[i] = address[t + i];
         }
-    }
-    ptx_fence_async_proxy(); /* weights were there */
-    __syncwarp();
-    if (last && lane == 0) {
-        ptx_mbarrier_arrive_expect(full, __popc(there) * p.row_bytes);
-    }
-    if (from != 0 && begin < end) {
-        ptx_bulk_load(to, (const uint8_t *)(from & ~EXTRA_BIT) + begin, end - begin, full);
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            ptx_bulk_load(to + (t + i) * pitch, (const uint8_t *)(from[i] & ~EXTRA_BIT), bytes, full);
+        }
     }
 }
 
-/* Tokens of the ring's place `at` into a tile, a half if it comes in halves; `full` learns when they are there.
- * Addresses of several tokens are read together: copies set out one after another. */
+/* Whole rows of p.row_bytes by bulk copies; a row that is not there is zeros. */
+template <class S>
+static __device__ __forceinline__ void copy_plain_bulk(const fmlac_mqa &p, const unsigned long long *address,
+                                                       uint32_t tile, uint32_t full)
+{
+    constexpr int OWN = S::TOKENS / S::PW;
+    int lane = (int)ptx_thread() % 32, first = ((int)ptx_thread() / 32 - S::QW) * OWN;
+    unsigned long long from = lane < OWN ? address[first + lane] : 0;
+    uint32_t there = __ballot_sync(0xFFFFFFFFu, from != 0), to = tile + first * PITCH;
+    bool all = there == (1u << OWN) - 1;
+#pragma unroll 1
+    for (int c = 0; !all && from == 0 && lane < OWN && c < p.row_bytes; c += 16) {
+        const uint32_t zeros[4] = {0, 0, 0, 0};
+        ptx_store_shared_128(to + lane * PITCH + c, zeros);
+    }
+    ptx_fence_async_proxy(); /* weights were there */
+    __syncwarp();
+    if (ptx_elect()) {
+        ptx_mbarrier_arrive_expect(full, __popc(there) * p.row_bytes);
+        if (all) {
+            load_rows_bulk<OWN>(address + first, to, PITCH, p.row_bytes, full);
+        }
+    }
+    if (!all && from != 0) {
+        ptx_bulk_load(to + lane * PITCH, (const uint8_t *)(from & ~EXTRA_BIT), p.row_bytes, full);
+    }
+}
+
+/* Tokens of the ring's place `at` into a tile; `full` learns when they are there. Addresses of several tokens are read
+ * together: copies set out one after another. */
 template <class S>
 static __device__ __forceinline__ void copy_plain(const fmlac_mqa &p, const mqa_shared &s, int at, uint32_t tile,
-                                                  uint32_t full, int half)
+                                                  uint32_t full)
 {
-    constexpr int OWN = plain_step<S>::OWN, EACH = OWN < 4 ? OWN : 4; /* tokens of a warp, and of one round */
+    constexpr int OWN = S::TOKENS / S::PW, EACH = OWN < 4 ? OWN : 4; /* tokens of a warp, and of one round */
     const unsigned long long *address = s.address + at * S::TOKENS;
     if (BULK(p)) {
-        copy_plain_bulk<S>(p, address, tile, full, half);
+        copy_plain_bulk<S>(p, address, tile, full);
         return;
     }
     if (!p.aligned) {
-        if (half == S::HALVES - 1) {
-            copy_plain_any<S>(p, address, tile);
-            ptx_mbarrier_arrive(full);
-        }
+        copy_plain_any<S>(p, address, tile);
+        ptx_mbarrier_arrive(full);
         return;
     }
-    int lane = (int)ptx_thread() % 32, warp = (int)ptx_thread() / 32 - S::QW, first = half * plain_step<S>::BEFORE;
+    int lane = (int)ptx_thread() % 32, warp = (int)ptx_thread() / 32 - S::QW;
 #pragma unroll 1
-    for (int t = first + warp * OWN; t < first + (warp + 1) * OWN; t += EACH) {
+    for (int t = warp * OWN; t < (warp + 1) * OWN; t += EACH) {
         unsigned long long from[EACH];
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
@@ -116,9 +124,6 @@ static __device__ __forceinline__ void copy_plain(const fmlac_mqa &p, const mqa_
             ptx_copy_async_16_if(to, row, from[i] != 0 && lane * 8 < p.d_qk);
             ptx_copy_async_16_if(to + 512, row + 512, from[i] != 0 && 256 + lane * 8 < p.d_qk);
         }
-    }
-    if (half != S::HALVES - 1) {
-        return;
     }
     if (p.row_bytes > TAIL) { /* 8 chunks more of each, four tokens at a time */
 #pragma unroll 1
@@ -150,8 +155,8 @@ static __device__ __forceinline__ int raw_scale_row(const fmlac_pool &pool)
 
 /* A warp's tokens, whatever their address. */
 template <int OWN>
-static __device__ __forceinline__ void copy_raw_bytes(const fmlac_mqa &p, const unsigned long long *address,
-                                                      const unsigned long long *scale, uint32_t raw)
+static __device__ __noinline__ void copy_raw_bytes(const fmlac_mqa &p, const unsigned long long *address,
+                                                   const unsigned long long *scale, uint32_t raw)
 {
 #pragma unroll 1
     for (int t = 0; t < OWN; t++, raw += p.raw_pitch) {
@@ -163,50 +168,78 @@ static __device__ __forceinline__ void copy_raw_bytes(const fmlac_mqa &p, const 
     }
 }
 
-/* The raw bytes of a warp's tokens of the ring's place `at` set out: data rows, and scale rows that lie elsewhere. */
-template <class S> static __device__ __forceinline__ void copy_raw(const fmlac_mqa &p, const mqa_shared &s, int at)
+/* Whether scale rows lie elsewhere than data rows, in any pool. */
+static __device__ __forceinline__ bool scales_elsewhere(const fmlac_mqa &p)
 {
-    constexpr int OWN = S::TOKENS / S::PW;
-    static_assert(OWN <= 4, "eight lanes for the scales of a token");
-    int warp = (int)ptx_thread() / 32 - S::QW, lane = ptx_thread() % 32;
-    const unsigned long long *address = s.address + at * S::TOKENS + warp * OWN;
-    const unsigned long long *scale = s.scale + at * S::TOKENS + warp * OWN;
-    uint32_t raw = s.raw + warp * OWN * p.raw_pitch;
-    if (!p.aligned) {
-        copy_raw_bytes<OWN>(p, address, scale, raw);
-        return;
-    }
-    if (p.main.pool.scale_row_bytes + p.extra.pool.scale_row_bytes > 0) {
-        unsigned long long token = lane / 8 < OWN ? address[lane / 8] : 0;
-        const fmlac_pool &pool = token & EXTRA_BIT ? p.extra.pool : p.main.pool;
-        uint32_t to = raw + lane / 8 * p.raw_pitch + raw_scale_row(pool);
+    return p.main.pool.scale_row_bytes + p.extra.pool.scale_row_bytes > 0;
+}
+
+/* How often scoring warps arrive where a tile's raw bytes are waited for: a lane of each that says how many bytes come by
+ * bulk copies, and all lanes if there are other copies. */
+template <class S> static __device__ __forceinline__ int raw_arrivals(const fmlac_mqa &p)
+{
+    return BULK(p) ? S::QW * (scales_elsewhere(p) ? 33 : 1) : S::QW * 32;
+}
+
+/* Eight lanes copy a token's scale row. */
+template <int OWN>
+static __device__ __forceinline__ void copy_scales(const fmlac_mqa &p, const unsigned long long *address,
+                                                   const unsigned long long *scale, uint32_t raw)
+{
+    int lane = ptx_thread() % 32;
 #pragma unroll 1
-        for (int c = lane % 8 * 8; token != 0 && c < pool.scale_row_bytes; c += 64) {
-            ptx_copy_async_8(to + c, (const uint8_t *)scale[lane / 8] + c, 8);
+    for (int t = lane / 8; t < OWN; t += 4) {
+        const fmlac_pool &pool = address[t] & EXTRA_BIT ? p.extra.pool : p.main.pool;
+        uint32_t to = raw + t * p.raw_pitch + raw_scale_row(pool);
+#pragma unroll 1
+        for (int c = lane % 8 * 8; address[t] != 0 && c < pool.scale_row_bytes; c += 64) {
+            ptx_copy_async_8(to + c, (const uint8_t *)scale[t] + c, 8);
         }
     }
-    if (BULK(p)) {
-        unsigned long long token = lane < OWN ? address[lane] : 0;
-        int bytes = token & EXTRA_BIT ? p.extra.pool.data_row_bytes : p.main.pool.data_row_bytes;
-        uint32_t there = __ballot_sync(0xFFFFFFFFu, token != 0);
-        uint32_t extra = __ballot_sync(0xFFFFFFFFu, (token & EXTRA_BIT) != 0);
-        uint32_t full = s.raw_full + warp * 8;
-        if (lane == 0) {
-            ptx_mbarrier_arrive_expect(full, __popc(there & ~extra) * p.main.pool.data_row_bytes +
-                                                 __popc(extra) * p.extra.pool.data_row_bytes);
+}
+
+/* Data rows by bulk copies. */
+template <int OWN>
+static __device__ __forceinline__ void copy_raw_bulk(const fmlac_mqa &p, const unsigned long long *address, uint32_t raw,
+                                                     uint32_t full)
+{
+    int lane = ptx_thread() % 32, main = p.main.pool.data_row_bytes;
+    unsigned long long token = lane < OWN ? address[lane] : 0;
+    uint32_t there = __ballot_sync(0xFFFFFFFFu, token != 0);
+    uint32_t extra = __ballot_sync(0xFFFFFFFFu, (token & EXTRA_BIT) != 0);
+    uint32_t all = (1u << OWN) - 1, one = extra == all ? p.extra.pool.data_row_bytes : main;
+    bool alike = there == all && (extra == 0 || extra == all);
+    if (ptx_elect()) {
+        ptx_mbarrier_arrive_expect(full, alike ? OWN * one
+                                               : __popc(there & ~extra) * main +
+                                                     __popc(extra) * p.extra.pool.data_row_bytes);
+        if (alike) {
+            load_rows_bulk<OWN>(address, raw, p.raw_pitch, one, full);
         }
-        __syncwarp();
-        if (token != 0) {
-            ptx_bulk_load(raw + lane * p.raw_pitch, (const uint8_t *)(token & ~EXTRA_BIT), bytes, full);
-        }
-    } else {
-        unsigned long long token[OWN];
+    }
+    __syncwarp();
+    if (!alike && token != 0) {
+        ptx_bulk_load(raw + lane * p.raw_pitch, (const uint8_t *)(token & ~EXTRA_BIT),
+                      token & EXTRA_BIT ? p.extra.pool.data_row_bytes : main, full);
+    }
+}
+
+/* Data rows 16 bytes at a time. */
+template <int OWN>
+static __device__ __forceinline__ void copy_raw_rows(const fmlac_mqa &p, const unsigned long long *address, uint32_t raw)
+{
+    constexpr int EACH = 4; /* addresses that are read together */
+    static_assert(OWN % EACH == 0, "tokens of a warp");
+    int lane = ptx_thread() % 32;
+#pragma unroll 1
+    for (int t = 0; t < OWN; t += EACH, raw += EACH * p.raw_pitch) {
+        unsigned long long token[EACH];
 #pragma unroll
-        for (int i = 0; i < OWN; i++) {
-            token[i] = address[i];
+        for (int i = 0; i < EACH; i++) {
+            token[i] = address[t + i];
         }
 #pragma unroll
-        for (int i = 0; i < OWN; i++) {
+        for (int i = 0; i < EACH; i++) {
             const uint8_t *row = (const uint8_t *)(token[i] & ~EXTRA_BIT) + lane * 16;
             int bytes = token[i] & EXTRA_BIT ? p.extra.pool.data_row_bytes : p.main.pool.data_row_bytes;
             bytes = token[i] != 0 ? bytes : 0;
@@ -223,18 +256,33 @@ template <class S> static __device__ __forceinline__ void copy_raw(const fmlac_m
             }
         }
     }
-    ptx_copy_async_commit();
 }
 
-/* A warp waits for its raw bytes. */
-template <class S>
-static __device__ __forceinline__ void wait_raw(const fmlac_mqa &p, const mqa_shared &s, uint32_t parity)
+/* A scoring warp: the raw bytes of its tokens of the ring's place `at` set out: data rows, and scale rows that lie
+ * elsewhere. */
+template <class S> static __device__ __forceinline__ void copy_raw(const fmlac_mqa &p, const mqa_shared &s, int at)
 {
-    ptx_copy_async_wait<0>();
-    if (BULK(p)) {
-        ptx_mbarrier_wait(s.raw_full + ((int)ptx_thread() / 32 - S::QW) * 8, parity);
+    constexpr int OWN = S::TOKENS / S::QW;
+    int first = (int)ptx_thread() / 32 * OWN;
+    const unsigned long long *address = s.address + at * S::TOKENS + first;
+    const unsigned long long *scale = s.scale + at * S::TOKENS + first;
+    uint32_t raw = s.raw + first * p.raw_pitch;
+    if (!p.aligned) {
+        copy_raw_bytes<OWN>(p, address, scale, raw);
+        ptx_mbarrier_arrive(s.raw_full);
+        return;
     }
-    __syncwarp();
+    if (scales_elsewhere(p)) {
+        copy_scales<OWN>(p, address, scale, raw);
+    }
+    if (BULK(p)) {
+        copy_raw_bulk<OWN>(p, address, raw, s.raw_full);
+    } else {
+        copy_raw_rows<OWN>(p, address, raw);
+    }
+    if (!BULK(p) || scales_elsewhere(p)) {
+        ptx_mbarrier_arrive_copies(s.raw_full);
+    }
 }
 
 #endif
