@@ -201,9 +201,13 @@ void problem_build_fused(problem *p, rng *r)
     for (int64_t t = 0; t < p->tokens; t++) {
         ((int32_t *)p->positions.data)[t] = (int32_t)(t == 0 ? rows - 1 : rng_below(r, rows));
     }
+    double turn[32];
+    for (int64_t j = 0; j < 32; j++) {
+        turn[j] = pow(1e5, -(double)j / 32);
+    }
     for (int64_t i = 0; i < rows; i++) {
         for (int64_t j = 0; j < 32; j++) {
-            double angle = (double)i * pow(1e5, -(double)j / 32);
+            double angle = (double)i * turn[j];
             tensor_set(&p->cos_sin, i, j, 0, 0, cos(angle));
             tensor_set(&p->cos_sin, i, 32 + j, 0, 0, sin(angle));
         }
@@ -380,15 +384,7 @@ void problem_args(const problem *p, any_args *a)
 
 int64_t problem_attended(const problem *p, int64_t token, int64_t kv_head)
 {
-    const scope *scopes[2] = {&p->main, &p->extra};
-    int64_t n = 0;
-    for (int i = 0; i < 2; i++) {
-        int64_t count = scope_count(p, scopes[i], token);
-        for (int64_t j = 0; j < count; j++) {
-            n += case_is_dense(&p->c) || scope_slot(p, scopes[i], token, kv_head, j) >= 0;
-        }
-    }
-    return n;
+    return scope_attended(p, &p->main, token, kv_head) + scope_attended(p, &p->extra, token, kv_head);
 }
 
 bool problem_attends_nan(const problem *p, int64_t token, int64_t kv_head)

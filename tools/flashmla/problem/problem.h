@@ -70,6 +70,8 @@ bool case_is_dense(const test_case *c);
 /* What query token t attends, derived here and not by the library: entry i is a slot or -1. */
 int64_t scope_count(const problem *p, const scope *s, int64_t token);
 int64_t scope_slot(const problem *p, const scope *s, int64_t token, int64_t kv_head, int64_t i);
+/* Number of valid entries, those that occur twice twice. */
+int64_t scope_attended(const problem *p, const scope *s, int64_t token, int64_t kv_head);
 /* Attended tokens in all scopes. */
 int64_t problem_attended(const problem *p, int64_t token, int64_t kv_head);
 /* Is one of them NaN (test_case.nan)? */

@@ -151,6 +151,19 @@ int64_t scope_slot(const problem *p, const scope *s, int64_t token, int64_t kv_h
     return entry >= 0 && entry < cache_slots(&s->cache) ? entry : -1;
 }
 
+int64_t scope_attended(const problem *p, const scope *s, int64_t token, int64_t kv_head)
+{
+    int64_t count = scope_count(p, s, token), slots = cache_slots(&s->cache), attended = 0;
+    if (case_is_dense(&p->c) || count == 0) {
+        return count;
+    }
+    const int32_t *row = index_row(p, s, token, kv_head);
+    for (int64_t i = 0; i < count; i++) {
+        attended += row[i] >= 0 && row[i] < slots;
+    }
+    return attended;
+}
+
 /* Numbers that are not slots of this pool. */
 static int32_t invalid_index(rng *r, int64_t slots)
 {
