@@ -51,49 +51,9 @@ static __device__ __forceinline__ float finish_row(const fmlac_mqa &p, const pie
     return 1.0f / (p.sink ? sum + exp2f(p.sink[head] * LOG2_E - reference) : sum);
 }
 
-/* Four lanes hold word x[k] of four rows of words; lane q gets those of row q. */
-static __device__ __forceinline__ void turn_4(uint32_t x[4])
-{
-    int q = threadIdx.x % 4;
-#pragma unroll
-    for (int step = 1; step < 4; step *= 2) {
-        bool high = (q & step) != 0;
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            if ((k & step) == 0) {
-                uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, high ? x[k] : x[k + step], step);
-                x[k] = high ? other : x[k];
-                x[k + step] = high ? x[k + step] : other;
-            }
-        }
-    }
-}
-
-/* Two rows of a thread as 16-bit numbers: four lanes write 64 bytes on end. */
+/* Two rows of a thread as 16-bit numbers: neighbouring lanes swap pairs, so that four lanes write 32 bytes on end. */
 static __device__ __forceinline__ void store_16(const float o[128], const float factor[2], uint16_t *const to[2],
                                                 bool f16)
-{
-    int q = threadIdx.x % 4;
-#pragma unroll
-    for (int j = 0; j < 32; j += 4) {
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            uint32_t x[4];
-#pragma unroll
-            for (int k = 0; k < 4; k++) {
-                float low = o[4 * (j + k) + 2 * h] * factor[h], high = o[4 * (j + k) + 2 * h + 1] * factor[h];
-                x[k] = f16 ? ptx_pack_f16(low, high) : ptx_pack_bf16(low, high);
-            }
-            turn_4(x);
-            if (to[h]) {
-                *(uint4 *)(to[h] + (j + q) * 8) = make_uint4(x[0], x[1], x[2], x[3]);
-            }
-        }
-    }
-}
-
-/* The same as floats: lanes swap pairs for it. */
-static __device__ __forceinline__ void store_32(const float o[128], const float factor[2], float *const to[2])
 {
     int q = threadIdx.x % 4;
     bool odd = q & 1;
@@ -101,17 +61,29 @@ static __device__ __forceinline__ void store_32(const float o[128], const float 
     for (int j = 0; j < 32; j += 2) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const float *x = o + 4 * j + 2 * h, *y = x + 4;
-            float other[2];
-#pragma unroll
-            for (int k = 0; k < 2; k++) {
-                other[k] = __shfl_xor_sync(0xFFFFFFFFu, (odd ? x[k] : y[k]) * factor[h], 1);
-            }
-            float own[2] = {(odd ? y[0] : x[0]) * factor[h], (odd ? y[1] : x[1]) * factor[h]};
-            float4 four = odd ? make_float4(other[0], other[1], own[0], own[1])
-                              : make_float4(own[0], own[1], other[0], other[1]);
+            float x[4] = {o[4 * j + 2 * h] * factor[h], o[4 * j + 2 * h + 1] * factor[h],
+                          o[4 * j + 4 + 2 * h] * factor[h], o[4 * j + 4 + 2 * h + 1] * factor[h]};
+            uint32_t low = f16 ? ptx_pack_f16(x[0], x[1]) : ptx_pack_bf16(x[0], x[1]);
+            uint32_t high = f16 ? ptx_pack_f16(x[2], x[3]) : ptx_pack_bf16(x[2], x[3]);
+            uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, odd ? low : high, 1);
+            uint2 pairs = {odd ? other : low, odd ? high : other};
             if (to[h]) {
-                *(float4 *)(to[h] + (j + odd) * 8 + q / 2 * 4) = four;
+                *(uint2 *)(to[h] + j * 8 + (odd ? 8 + (q - 1) * 2 : q * 2)) = pairs;
+            }
+        }
+    }
+}
+
+static __device__ __forceinline__ void store_32(const float o[128], const float factor[2], float *const to[2])
+{
+    int q = threadIdx.x % 4;
+#pragma unroll
+    for (int j = 0; j < 32; j++) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float2 pair = {o[4 * j + 2 * h] * factor[h], o[4 * j + 2 * h + 1] * factor[h]};
+            if (to[h]) {
+                *(float2 *)(to[h] + j * 8 + q * 2) = pair;
             }
         }
     }
@@ -219,44 +191,27 @@ static __device__ __forceinline__ void join_sums(softmax_rows &rows)
     }
 }
 
-/* The leader has sums and references: its two rows but for the output, whose factors it leaves. */
-template <int BLOCKS>
-static __device__ __forceinline__ void finish_rows(const fmlac_mqa &p, const piece &c, softmax_rows &rows,
-                                                   plan<BLOCKS> *m, float factor[2])
-{
-    int thread = (int)ptx_thread(), row = thread / 32 * 16 + thread % 32 / 4, q = thread % 4; /* read anew */
-    join_sums(rows);
-    for (int h = 0; h < 2; h++) {
-        factor[h] = finish_row(p, c, ROWS, row + 8 * h, rows.reference[h], rows.max[h], rows.sum[h], q == 0);
-        if (q == 0) {
-            m->factor[row + 8 * h] = factor[h];
-        }
-    }
-}
-
-/*
- * The output, of which a group has half of the dims; ends a piece. The leader, which knows the factors, stores first:
- * it has the next scores to begin, while the follower stores. The barrier also says that the next Q is there. stage:
- * Q's place, if nobody uses it any more.
- */
+/* Group 0, the leader, has sums and references; a group has half of the output dims. Ends a piece: Q's place is free
+ * after the barrier in here. */
 template <int BLOCKS>
 static __device__ __forceinline__ void store_rows(const fmlac_mqa &p, const piece &c, const float o[128],
-                                                  float factor[2], plan<BLOCKS> *m, int group, int half,
-                                                  uint32_t stage)
+                                                  softmax_rows &rows, plan<BLOCKS> *m, int group, int half)
 {
-    int thread = (int)ptx_thread(), row = thread % 128 / 32 * 16 + thread % 32 / 4; /* read anew */
-    if (group != 0) {
-        ptx_barrier_sync(BARRIER_MMA, 256);
-        factor[0] = m->factor[row];
-        factor[1] = m->factor[row + 8];
-        ptx_barrier_sync(BARRIER_MMA, 256);
-    } else if (stage != NO_STAGE) {
-        ptx_barrier_sync(BARRIER_LEADER, 128); /* all four warps have read Q */
-    }
-    store_output(p, c, ROWS, row, o, factor, half * (OUT_COLUMNS / 2), stage);
+    int thread = (int)ptx_thread(), row = thread % 128 / 32 * 16 + thread % 32 / 4, q = thread % 4; /* read anew */
     if (group == 0) {
-        ptx_barrier_sync(BARRIER_MMA, 256);
-        ptx_barrier_sync(BARRIER_MMA, 256); /* the factors have been read: the leader may go on */
+        join_sums(rows);
+        for (int h = 0; h < 2; h++) {
+            float last = finish_row(p, c, ROWS, row + 8 * h, rows.reference[h], rows.max[h], rows.sum[h], q == 0);
+            if (q == 0) {
+                m->factor[row + 8 * h] = last;
+            }
+        }
+    }
+    ptx_barrier_sync(BARRIER_MMA, 256);
+    float factor[2] = {m->factor[row], m->factor[row + 8]};
+    store_output(p, c, ROWS, row, o, factor, half * (OUT_COLUMNS / 2), ptx_shared_address(m->q));
+    if (c.place >= 0) {
+        ptx_barrier_sync(BARRIER_MMA, 256); /* nobody reads any more where Q will be */
     }
 }
 

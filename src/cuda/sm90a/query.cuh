@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* query.cuh: the query prologue: 64 rows into shared memory, by threads that multiply: all 256 or the follower's. */
+/* query.cuh: the query prologue: 64 rows into shared memory, by the 256 threads that multiply. */
 #ifndef FLASHMLA_CUDA_SM90A_QUERY_CUH
 #define FLASHMLA_CUDA_SM90A_QUERY_CUH
 
@@ -12,15 +12,15 @@ template <int ABOVE_0> static __device__ __forceinline__ float scale_of(const fm
     return ABOVE_0 ? fmaxf(scale, 0x1p-126f) : scale;
 }
 
-/* The copies of `threads` threads set out; zeros if the scale is 0. Rows beyond the last are zeros. */
+/* The copies set out; zeros if the scale is 0. Rows beyond the last are zeros. */
 template <int BLOCKS>
-static __device__ __forceinline__ void start_q(const fmlac_mqa &p, const fmlac_work &w, plan<BLOCKS> *m, int threads)
+static __device__ __forceinline__ void start_q(const fmlac_mqa &p, const fmlac_work &w, plan<BLOCKS> *m)
 {
-    int thread = (int)ptx_thread() % threads, chunk = thread % 8;
+    int thread = (int)ptx_thread(), chunk = thread % 8;
     int rows = p.scale == 0.0f ? 0 : (int)w.rows;
     uint32_t q = ptx_shared_address(m->q);
 #pragma unroll 1
-    for (int row = thread / 8; row < ROWS; row += threads / 8) {
+    for (int row = thread / 8; row < ROWS; row += 32) {
         int64_t token;
         int32_t head;
         row_token_head(w, row < w.rows ? row : 0, &token, &head);
@@ -35,16 +35,15 @@ static __device__ __forceinline__ void start_q(const fmlac_mqa &p, const fmlac_w
     ptx_copy_async_commit();
 }
 
-/* Those of this thread are there, times the sign of the scale; a barrier of the same threads follows. */
-template <int BLOCKS>
-static __device__ __forceinline__ void finish_q(const fmlac_mqa &p, plan<BLOCKS> *m, int threads)
+/* Those of this thread are there, times the sign of the scale; a barrier of both warpgroups follows. */
+template <int BLOCKS> static __device__ __forceinline__ void finish_q(const fmlac_mqa &p, plan<BLOCKS> *m)
 {
-    int thread = (int)ptx_thread() % threads;
+    int thread = (int)ptx_thread();
     uint32_t q = ptx_shared_address(m->q);
     ptx_copy_async_wait<0>();
     if (p.scale < 0.0f) {
 #pragma unroll 1
-        for (int at = thread; at < ROWS * BLOCKS * 8; at += threads) { /* the chunks that this thread has copied */
+        for (int at = thread; at < ROWS * BLOCKS * 8; at += 256) { /* the chunks that this thread has copied */
             uint32_t x[4], to = q + query_offset(at / 8 % ROWS, at / (ROWS * 8) * 8 + at % 8);
             ptx_load_shared_128(x, to);
             for (int i = 0; i < 4; i++) {

@@ -27,7 +27,7 @@
  *   piece_free[2]  8 + PAGES 1, ROWS 4, CODES 1   warps that read pieces        scout            pieces[]
  *   named 1 + s    256                            leader                        follower         weights, references
  *   named 3        128                            leader                        itself           its writes into a tile
- *   named 5        256                            both                          both             Q, factors
+ *   named 5        256                            both                          both             Q, row sums
  * Block 8 (the rope dims) goes with half 1: once the scores are taken it holds the weights, which both read.
  * CODES: the leader waits for the follower's half of the tile before, too, since its weights lay where the next go.
  *
@@ -38,10 +38,6 @@
  *           += weights * values of t      its half is 0, weights from registers; then frees half 0
  *   follower: += weights * values of t    its half is 1; waits named 1 + s; then frees half 1
  * The follower's values run on beside the leader's next scores. Nothing runs beside the weights.
- *
- * BETWEEN PIECES the follower brings the next Q as soon as its last values are under way: it has time until the next
- * weights. The leader finishes the rows, stores its half of the output and begins the next scores, while the follower
- * stores the other half (output.cuh).
  *
  * How many tiles a piece has is known only as they come: producers leave out entries that name no token, more[] says if
  * a tile follows.
@@ -224,33 +220,10 @@ static __device__ __forceinline__ void mend_tail(const tile_view &v, const piece
     }
 }
 
-/* Whether piece i is one, once that is known. */
-template <int BLOCKS> static __device__ __forceinline__ bool piece_there(plan<BLOCKS> *m, uint32_t i)
-{
-    ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[i & 1]), use_parity(i));
-    return uniform(m->pieces[i & 1].there) != 0;
-}
-
-/* Read anew whenever it is asked: there is no register to keep the answer in. */
-static __device__ __forceinline__ bool has_tiles(const piece &c)
-{
-    return uniform(*(const volatile int32_t *)&c.end - *(const volatile int32_t *)&c.begin) != 0;
-}
-
-/* The leader has its last scores of a piece: Q of the next one, piece i, sets out. By the follower, which has time. */
-template <int BLOCKS>
-static __device__ __forceinline__ void start_next_q(const fmlac_mqa &p, plan<BLOCKS> *m, uint32_t i)
-{
-    const piece &next = m->pieces[i & 1];
-    if (piece_there(m, i) && has_tiles(next)) {
-        start_q<BLOCKS>(p, next.work, m, 128);
-    }
-}
-
 /* One piece that has tiles. Leaves sums, references and the output unnormalised. Returns the number of tiles. */
 template <int BLOCKS, int F16, int SOURCE>
-static __device__ __forceinline__ uint32_t lead(float o[128], softmax_rows &rows, float end[2], uint32_t q,
-                                                plan<BLOCKS> *m, const fmlac_mqa &p, const piece &c, slot_uses uses)
+static __device__ __forceinline__ uint32_t lead(float o[128], softmax_rows &rows, uint32_t q, plan<BLOCKS> *m,
+                                                const fmlac_mqa &p, const piece &c, slot_uses uses)
 {
     typedef relay_of<SOURCE> the;
     float s[SCORES], factor[2], top[2] = {-FMLAC_INFINITY, -FMLAC_INFINITY};
@@ -289,15 +262,13 @@ static __device__ __forceinline__ uint32_t lead(float o[128], softmax_rows &rows
         rows.max[0] = top[0] * rows.scale;
         rows.max[1] = top[1] * rows.scale;
     }
-    finish_rows(p, c, rows, m, end);
     return t;
 }
 
 /* ---- the follower ------------------------------------------------------------------------------------------------ */
 
 template <int BLOCKS, int F16, int SOURCE>
-static __device__ __forceinline__ uint32_t follow(float o[128], const fmlac_mqa &p, plan<BLOCKS> *m, uint32_t i,
-                                                  slot_uses uses)
+static __device__ __forceinline__ uint32_t follow(float o[128], plan<BLOCKS> *m, slot_uses uses)
 {
     typedef relay_of<SOURCE> the;
     constexpr int HALF = !LEADER_HALF;
@@ -318,9 +289,6 @@ static __device__ __forceinline__ uint32_t follow(float o[128], const fmlac_mqa 
         }
         start_values_ss<F16, the::WIDE>(o, v.weights, v.values[HALF], 1);
         more = uniform(*(const volatile uint32_t *)&m->more[slot]);
-        if (!more) {
-            start_next_q(p, m, i + 1);
-        }
         ptx_wgmma_wait<0>();
         ptx_wgmma_hold<128>(o);
         release(ptx_shared_address(&m->free[slot][HALF]));
@@ -330,6 +298,12 @@ static __device__ __forceinline__ uint32_t follow(float o[128], const fmlac_mqa 
 }
 
 /* ---- pieces ------------------------------------------------------------------------------------------------------ */
+
+/* Read anew whenever it is asked: there is no register to keep the answer in. */
+static __device__ __forceinline__ bool has_tiles(const piece &c)
+{
+    return uniform(*(const volatile int32_t *)&c.end - *(const volatile int32_t *)&c.begin) != 0;
+}
 
 /* Everything that the leader and the follower do. They share the accumulators: with arrays of their own, ptxas
  * spills. */
@@ -341,18 +315,21 @@ static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> 
     slot_uses uses = 0;
     uint32_t q = ptx_wgmma_tile(ptx_shared_address(m->q), BLOCK_BYTES);
 #pragma unroll 1
-    for (uint32_t i = 0; piece_there(m, i); i++) {
+    for (uint32_t i = 0;; i++) {
+        ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[i & 1]), use_parity(i));
         const piece &c = m->pieces[i & 1];
-        if (i == 0) {
-            if (!uniform(c.early)) {
-                ptx_copy_async_wait<0>(); /* a wrong guess */
-                if (has_tiles(c)) {
-                    start_q<BLOCKS>(p, c.work, m, 256);
-                }
-            }
-            finish_q<BLOCKS>(p, m, 256);
-            ptx_barrier_sync(BARRIER_MMA, 256);
+        if (!uniform(c.there)) {
+            ptx_copy_async_wait<0>();
+            break;
         }
+        if (!uniform(c.early)) {
+            ptx_copy_async_wait<0>(); /* a wrong guess */
+            if (has_tiles(c)) {
+                start_q<BLOCKS>(p, c.work, m);
+            }
+        }
+        finish_q<BLOCKS>(p, m);
+        ptx_barrier_sync(BARRIER_MMA, 256); /* Q is there; sums of the piece before have been read */
         float o[128];
         softmax_rows rows = {
             scale_of<the::OPTIMIST>(p), {-FMLAC_INFINITY, -FMLAC_INFINITY}, {-FMLAC_INFINITY, -FMLAC_INFINITY}, {0, 0}};
@@ -361,29 +338,18 @@ static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> 
             o[j] = 0.0f;
         }
         uint32_t tiles = 0;
-        float factor[2];
         if (has_tiles(c) && group == 0) {
-            tiles = lead<BLOCKS, F16, SOURCE>(o, rows, factor, q, m, p, c, uses);
+            tiles = lead<BLOCKS, F16, SOURCE>(o, rows, q, m, p, c, uses);
         } else if (has_tiles(c)) {
-            tiles = follow<BLOCKS, F16, SOURCE>(o, p, m, i, uses);
-        } else if (group == 0) {
-            finish_rows(p, c, rows, m, factor);
-        } else {
-            start_next_q(p, m, i + 1);
+            tiles = follow<BLOCKS, F16, SOURCE>(o, m, uses);
         }
-        const bool follows = piece_there(m, i + 1);
-        if (group != 0 && follows) {
-            finish_q<BLOCKS>(p, m, 128);
-        }
-        uint32_t stage = follows ? NO_STAGE : ptx_shared_address(m->q);
-        store_rows<BLOCKS>(p, c, o, factor, m, group, group ^ LEADER_HALF, stage);
+        store_rows<BLOCKS>(p, c, o, rows, m, group, group ^ LEADER_HALF);
         __syncwarp();
         if (threadIdx.x % 32 == 0) {
             ptx_mbarrier_arrive(ptx_shared_address(&m->piece_free[i & 1]));
         }
         uses = uses_after(uses, tiles);
     }
-    ptx_copy_async_wait<0>(); /* a guess where there is no piece at all */
 }
 
 /* ---- the block --------------------------------------------------------------------------------------------------- */
@@ -437,7 +403,7 @@ static __device__ __forceinline__ void prologue(const fmlac_mqa_sm90a &all, plan
         m->walk.guess = guessed ? (int32_t)w.first : -1;
     }
     if (guessed) {
-        start_q<BLOCKS>(p, w, m, MMA_WARPS * 32);
+        start_q<BLOCKS>(p, w, m);
     }
     if (guessed && threadIdx.x < 32) {
         prefetch_list(p, w, begin, (int)threadIdx.x);
