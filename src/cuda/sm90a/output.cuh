@@ -17,9 +17,21 @@
 #define STAGE_BYTES 8192 /* of a warp: 16 rows of 128 floats */
 #define NO_STAGE    0xFFFFFFFFu
 
+/* A row's sink in base 2; none: -infinity. Asked for ahead of time: it may be far away. */
+static __device__ __forceinline__ float row_sink(const fmlac_mqa &p, const piece &c, int row)
+{
+    if (!p.sink || c.place >= 0 || row >= c.work.rows) {
+        return -FMLAC_INFINITY;
+    }
+    int64_t token;
+    int32_t head;
+    row_token_head(c.work, row, &token, &head);
+    return p.sink[head] * LOG2_E;
+}
+
 /* lse and maximum of a row go out (`store`: this thread does it); returns what the output is multiplied by. */
 static __device__ __forceinline__ float finish_row(const fmlac_mqa &p, const piece &c, int tile_rows, int row,
-                                                   float reference, float max, float sum, bool store)
+                                                   float reference, float max, float sum, float sink, bool store)
 {
     bool lonely = sum == 0.0f;
     float base2 = reference + log2f(sum);
@@ -48,7 +60,7 @@ static __device__ __forceinline__ float finish_row(const fmlac_mqa &p, const pie
     if (lonely) {
         return 0.0f;
     }
-    return 1.0f / (p.sink ? sum + exp2f(p.sink[head] * LOG2_E - reference) : sum);
+    return 1.0f / (sum + exp2f(sink - reference));
 }
 
 /* Two rows of a thread as 16-bit numbers: neighbouring lanes swap pairs, so that four lanes write 32 bytes on end. */
@@ -200,8 +212,10 @@ static __device__ __forceinline__ void store_rows(const fmlac_mqa &p, const piec
     int thread = (int)ptx_thread(), row = thread % 128 / 32 * 16 + thread % 32 / 4, q = thread % 4; /* read anew */
     if (group == 0) {
         join_sums(rows);
+        float sink[2] = {row_sink(p, c, row), row_sink(p, c, row + 8)};
         for (int h = 0; h < 2; h++) {
-            float last = finish_row(p, c, ROWS, row + 8 * h, rows.reference[h], rows.max[h], rows.sum[h], q == 0);
+            float last =
+                finish_row(p, c, ROWS, row + 8 * h, rows.reference[h], rows.max[h], rows.sum[h], sink[h], q == 0);
             if (q == 0) {
                 m->factor[row + 8 * h] = last;
             }

@@ -321,12 +321,13 @@ static __device__ __forceinline__ void pair_finish(const fmlac_mqa &p, const uin
     const piece &c = m->pieces[turns->piece % PIECES];
     bool stores = threadIdx.x % 4 == 0;
     int row = pair_row();
-    float factor[2];
+    float factor[2], sink[2] = {row_sink(p, c, row), row_sink(p, c, row + 8)};
     turns->piece++;
     fetch_query<BLOCKS>(p, m, turns, v.group);
     join_sums(rows);
     for (int h = 0; h < 2; h++) {
-        factor[h] = finish_row(p, c, PAIR_ROWS, row + 8 * h, rows.reference[h], rows.max[h], rows.sum[h], stores);
+        factor[h] =
+            finish_row(p, c, PAIR_ROWS, row + 8 * h, rows.reference[h], rows.max[h], rows.sum[h], sink[h], stores);
         if (stores) {
             m->last[turns->piece & 1][row % 64 + 8 * h] = factor[h];
         }
