@@ -15,7 +15,14 @@
 #define TILE_BYTES  (TOKENS * 128) /* of a block of a tile */
 #define MMA_WARPS   8
 #define RING        128 /* entries of a list that a producer warp holds */
-#define PORTIONS    4   /* of a tile: two blocks each, the last also holds block 8 */
+
+/* Portions in which a tile arrives: two blocks each, the last also holds block 8. A wait between products costs 100
+ * cycles: quantised tokens, whose rows are complete at about the same time, arrive as one. */
+#ifdef FMLAC_CODES
+#define PORTIONS 1
+#else
+#define PORTIONS 4
+#endif
 
 /* Token sources. */
 #define SOURCE_PAGES 0 /* 16-bit numbers, pages of a multiple of 64 tokens, by TMA */

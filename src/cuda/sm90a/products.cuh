@@ -48,7 +48,7 @@ static __device__ __forceinline__ void start_scores(float s[SCORES], uint32_t q,
     ptx_wgmma_hold<SCORES>(s);
 #pragma unroll
     for (int at = 0; at < BLOCKS; at++) {
-        if (at % 2 == 0 && at < 8) {
+        if (at % 2 == 0 && at / 2 < PORTIONS) {
             ptx_mbarrier_wait(full + at / 2 * 8, parity);
             ptx_wgmma_fence();
         }

@@ -281,8 +281,8 @@ static __device__ __forceinline__ uint32_t follow(float o[128], plan<BLOCKS> *m,
         const tile_view v = view_of<BLOCKS>(slot);
         ptx_barrier_sync(BARRIER_WEIGHTS + slot, 256);
         ptx_fence_async_proxy();
-        ptx_mbarrier_wait(full + 2 * HALF * 8, parity);
-        ptx_mbarrier_wait(full + (2 * HALF + 1) * 8, parity);
+        ptx_mbarrier_wait(full + PORTIONS / 2 * HALF * 8, parity);
+        ptx_mbarrier_wait(full + (PORTIONS / 2 * (HALF + 1) - (PORTIONS > 1)) * 8, parity);
         float factor[2];
         if (follow_references(reference, m->reference[slot][row], m->reference[slot][row + 8], factor)) {
             rescale(o, factor);

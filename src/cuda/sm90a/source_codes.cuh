@@ -222,24 +222,32 @@ static __device__ __forceinline__ void fetch_batch(const fmlac_pool &pool, const
     __syncwarp();
 }
 
-/* Whole batches of two warps: nothing but copies, and no branches. */
-static __device__ __forceinline__ void fetch_whole(uint32_t row_bytes, const uint8_t *const *first,
-                                                   const uint8_t *const *second, uint32_t to, uint32_t apart,
-                                                   uint32_t pitch, uint32_t full)
+/* Where a batch's rows lie, read ahead of the time when they are needed. */
+typedef struct batch_places {
+    uint32_t row[BATCH_ROWS / 2][4]; /* two addresses each */
+} batch_places;
+
+static __device__ __forceinline__ void read_places(batch_places *b, const uint8_t *const *places)
 {
-    const uint8_t *rows[2][BATCH_ROWS];
 #pragma unroll
-    for (int row = 0; row < BATCH_ROWS; row++) {
-        rows[0][row] = *(const uint8_t *const volatile *)&first[row];
-        rows[1][row] = *(const uint8_t *const volatile *)&second[row];
+    for (int i = 0; i < BATCH_ROWS / 2; i++) {
+        ptx_load_shared_128(b->row[i], ptx_shared_address(places + 2 * i));
     }
+}
+
+/* Whole batches of two warps: nothing but copies, and no branches. */
+static __device__ __forceinline__ void fetch_whole(uint32_t row_bytes, const batch_places b[2], uint32_t to,
+                                                   uint32_t apart, uint32_t pitch, uint32_t full)
+{
     if (ptx_elect()) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             ptx_mbarrier_arrive_expect(full + i * BATCHES_MAX * 8, BATCH_ROWS * row_bytes);
 #pragma unroll
             for (int row = 0; row < BATCH_ROWS; row++) {
-                ptx_bulk_load(to + i * apart + row * pitch, rows[i][row], row_bytes, full + i * BATCHES_MAX * 8);
+                const uint32_t *half = b[i].row[row / 2] + row % 2 * 2;
+                ptx_bulk_load(to + i * apart + row * pitch, (const void *)(half[0] | (uint64_t)half[1] << 32),
+                              row_bytes, full + i * BATCHES_MAX * 8);
             }
         }
     }
@@ -250,6 +258,7 @@ static __device__ __forceinline__ void fetch_whole(uint32_t row_bytes, const uin
 template <int BLOCKS> static __device__ __forceinline__ void gather_rows(const fmlac_mqa &p, plan<BLOCKS> *m)
 {
     raw_ring r = ring_begin<BLOCKS>(p);
+    const uint32_t apart = r.places * BATCH_ROWS * r.pitch;
 #pragma unroll 1
     for (uint32_t tile = 0;; tile++) {
         uint32_t at = tile % PLACES;
@@ -263,16 +272,18 @@ template <int BLOCKS> static __device__ __forceinline__ void gather_rows(const f
         const bool whole = (note & NOTE_WHOLE) != 0 && pool.aligned;
 #pragma unroll 1
         for (uint32_t batch = 0; batch < CODE_BATCHES; batch++) {
+            uint32_t to = raw_batch(m, r, 0), full = ptx_shared_address(&m->raw_full[0][r.at]);
+            uint32_t empty = ptx_shared_address(&m->raw_empty[0][r.at]);
 #pragma unroll 1
             for (uint32_t warp = 0; warp < CODE_WARPS; warp += 2) {
                 const uint8_t *const *places = m->places[at] + warp * WARP_ROWS + batch * BATCH_ROWS;
-                uint32_t to = raw_batch(m, r, warp), apart = r.places * BATCH_ROWS * r.pitch;
-                uint32_t full = ptx_shared_address(&m->raw_full[warp][r.at]);
-                uint32_t empty = ptx_shared_address(&m->raw_empty[warp][r.at]);
+                batch_places b[2];
+                read_places(&b[0], places);
+                read_places(&b[1], places + WARP_ROWS);
                 ptx_mbarrier_wait(empty, r.parity ^ 1);
                 ptx_mbarrier_wait(empty + BATCHES_MAX * 8, r.parity ^ 1);
                 if (whole) {
-                    fetch_whole(row_bytes, places, places + WARP_ROWS, to, apart, r.pitch, full);
+                    fetch_whole(row_bytes, b, to, apart, r.pitch, full);
                 } else {
 #pragma unroll 1
                     for (uint32_t i = 0; i < 2; i++) {
@@ -280,6 +291,9 @@ template <int BLOCKS> static __device__ __forceinline__ void gather_rows(const f
                                     to + i * apart, r.pitch, full + i * BATCHES_MAX * 8);
                     }
                 }
+                to += 2 * apart;
+                full += 2 * BATCHES_MAX * 8;
+                empty += 2 * BATCHES_MAX * 8;
             }
             ring_next(r);
         }
@@ -399,43 +413,74 @@ static __device__ __forceinline__ void tile_done(plan<BLOCKS> *m, uint32_t slot,
     }
 }
 
-/* The warp's rows of a tile. at: of its places; slot, parity: where it goes, and of free[]. */
-template <int KIND, int BLOCKS>
-static __device__ __forceinline__ void expand_tile(const fmlac_mqa &p, plan<BLOCKS> *m, raw_ring &r, uint32_t warp,
-                                                   uint32_t kind, uint32_t note, uint32_t at, uint32_t slot,
-                                                   uint32_t parity)
+/* Where an expanding warp is. */
+typedef struct code_walk {
+    raw_ring ring;
+    uint32_t tile;  /* of all pieces */
+    uint32_t t;     /* of the piece's tiles */
+    uint32_t note;  /* of the tile at hand */
+    slot_uses uses;
+} code_walk;
+
+/* The tile at hand is known. */
+template <int BLOCKS>
+static __device__ __forceinline__ void read_note(plan<BLOCKS> *m, code_walk &w, uint32_t warp)
 {
-    const fmlac_pool &pool = pool_of(p, (note & NOTE_EXTRA_POOL) != 0);
-    const uint32_t lane = ptx_thread() % 32; /* read anew: nothing of this shall be kept from tile to tile */
-    const code_view v = view_codes<KIND>(pool, r.pitch, lane);
-    const uint32_t first_row = ptx_shared_address(m->k[slot]) + warp * WARP_ROWS * 128;
-    uint32_t place = first_row + chunk_offset(lane >> 2 & 1, segment_dim(lane) / 8);
-    uint32_t rope = first_row + chunk_offset(lane / 8, ((uint32_t)pool.quant_dims >> 3) + lane % 8);
-    uint32_t scales = ptx_shared_address(m->scales[at][BLOCKS == 8 ? warp * WARP_ROWS : 0]);
+    const uint32_t at = w.tile % PLACES;
+    ptx_mbarrier_wait(ptx_shared_address(&m->places_full[at]), w.tile / PLACES & 1);
+    w.note = uniform(m->notes[at][warp]);
+}
+
+/* The warp's rows of tiles of one pool, until one of the other pool or the end follows. */
+template <int KIND, int BLOCKS>
+static __device__ __forceinline__ void expand_run(const fmlac_mqa &p, plan<BLOCKS> *m, code_walk &w, uint32_t warp,
+                                                  uint32_t kind)
+{
+    const uint32_t of_pool = w.note & NOTE_EXTRA_POOL;
+    const fmlac_pool &pool = pool_of(p, of_pool != 0);
+    const uint32_t lane = ptx_thread() % 32; /* read anew: nothing of this shall be kept from run to run */
+    const code_view v = view_codes<KIND>(pool, w.ring.pitch, lane);
+    const uint32_t place0 = chunk_offset(lane >> 2 & 1, segment_dim(lane) / 8);
+    const uint32_t rope0 = chunk_offset(lane / 8, ((uint32_t)pool.quant_dims >> 3) + lane % 8);
 #pragma unroll 1
-    for (uint32_t batch = 0; batch < CODE_BATCHES; batch++) {
-        code_batch b;
-        uint32_t there = note >> batch * BATCH_ROWS & 15;
-        ptx_mbarrier_wait(ptx_shared_address(&m->raw_full[warp][r.at]), r.parity);
-        load_batch<KIND>(&b, v, kind, raw_batch(m, r, warp), r.pitch, scales);
-        __syncwarp();
-        if (lane == 0) {
-            ptx_mbarrier_arrive(ptx_shared_address(&m->raw_empty[warp][r.at]));
+    do {
+        const uint32_t slot = w.t & 1, parity = tile_parity(w.uses, w.t) ^ 1, note = w.note, at = w.tile % PLACES;
+        const uint32_t first_row = ptx_shared_address(m->k[slot]) + warp * WARP_ROWS * 128;
+        const uint32_t free = ptx_shared_address(m->free[slot]);
+        uint32_t scales = ptx_shared_address(m->scales[at][BLOCKS == 8 ? warp * WARP_ROWS : 0]);
+        uint32_t place = first_row + place0, rope = first_row + rope0;
+#pragma unroll 1
+        for (uint32_t batch = 0; batch < CODE_BATCHES; batch++) {
+            code_batch b;
+            uint32_t there = note >> batch * BATCH_ROWS & 15;
+            ptx_mbarrier_wait(ptx_shared_address(&m->raw_full[warp][w.ring.at]), w.ring.parity);
+            load_batch<KIND>(&b, v, kind, raw_batch(m, w.ring, warp), w.ring.pitch, scales);
+            __syncwarp();
+            if (lane == 0) {
+                ptx_mbarrier_arrive(ptx_shared_address(&m->raw_empty[warp][w.ring.at]));
+            }
+            ring_next(w.ring);
+            if (there != 15) {
+                clear_absent(&b, kind, there);
+            }
+            if (batch == 0) {
+                ptx_mbarrier_wait(free, parity);
+                ptx_mbarrier_wait(free + 8, parity);
+            }
+            store_batch<KIND>(pool, b, kind, place, rope, there);
+            place = (place ^ 64) + BATCH_ROWS * 128; /* four rows on */
+            rope = (rope ^ 64) + BATCH_ROWS * 128;
+            scales += BATCH_ROWS * FMLAC_RAW_SCALES;
         }
-        ring_next(r);
-        if (there != 15) {
-            clear_absent(&b, kind, there);
+        tile_done(m, slot, warp, note, at);
+        w.tile++;
+        w.t++;
+        if ((note & NOTE_NEXT) == 0) {
+            w.uses = uses_after(w.uses, w.t);
+            w.t = 0;
         }
-        if (batch == 0) {
-            ptx_mbarrier_wait(ptx_shared_address(&m->free[slot][0]), parity);
-            ptx_mbarrier_wait(ptx_shared_address(&m->free[slot][1]), parity);
-        }
-        store_batch<KIND>(pool, b, kind, place, rope, there);
-        place = (place ^ 64) + BATCH_ROWS * 128; /* four rows on */
-        rope = (rope ^ 64) + BATCH_ROWS * 128;
-        scales += BATCH_ROWS * FMLAC_RAW_SCALES;
-    }
-    tile_done(m, slot, warp, note, at);
+        read_note(m, w, warp);
+    } while ((w.note & (NOTE_EXTRA_POOL | NOTE_END)) == of_pool);
 }
 
 /* An expanding warp. */
@@ -444,31 +489,19 @@ static __device__ __forceinline__ void expand_tiles(const fmlac_mqa &p, plan<BLO
 {
     const uint32_t main = code_kind(p.main.pool);
     const uint32_t extra = p.extra.kind != FMLAC_LIST_NONE ? code_kind(p.extra.pool) : main;
-    raw_ring r = ring_begin<BLOCKS>(p);
-    uint32_t t = 0; /* of the piece's tiles */
-    slot_uses uses = 0;
+    code_walk w = {ring_begin<BLOCKS>(p), 0, 0, 0, 0};
+    read_note(m, w, warp);
 #pragma unroll 1
-    for (uint32_t tile = 0;; tile++) {
-        const uint32_t at = tile % PLACES, slot = t & 1, parity = tile_parity(uses, t) ^ 1;
-        ptx_mbarrier_wait(ptx_shared_address(&m->places_full[at]), tile / PLACES & 1);
-        const uint32_t note = uniform(m->notes[at][warp]);
-        if (note & NOTE_END) {
-            return;
-        }
-        const uint32_t kind = note & NOTE_EXTRA_POOL ? extra : main;
+    while ((w.note & NOTE_END) == 0) {
+        const uint32_t kind = w.note & NOTE_EXTRA_POOL ? extra : main;
         if (kind == KIND_E8M0) {
-            expand_tile<KIND_E8M0>(p, m, r, warp, kind, note, at, slot, parity);
+            expand_run<KIND_E8M0>(p, m, w, warp, kind);
         } else if (kind == KIND_F32) {
-            expand_tile<KIND_F32>(p, m, r, warp, kind, note, at, slot, parity);
+            expand_run<KIND_F32>(p, m, w, warp, kind);
         } else if (kind == (KIND_FP4 | KIND_E4M3)) {
-            expand_tile<KIND_FP4 | KIND_E4M3>(p, m, r, warp, kind, note, at, slot, parity);
+            expand_run<KIND_FP4 | KIND_E4M3>(p, m, w, warp, kind);
         } else {
-            expand_tile<KIND_ANY>(p, m, r, warp, kind, note, at, slot, parity);
-        }
-        t++;
-        if ((note & NOTE_NEXT) == 0) {
-            uses = uses_after(uses, t);
-            t = 0;
+            expand_run<KIND_ANY>(p, m, w, warp, kind);
         }
     }
 }
