@@ -100,7 +100,7 @@ template <int BLOCKS> struct plan {
     list_scan scans[SCAN_WARPS];
     piece_walk walk; /* the scout's own */
     /* CODES: places of the tokens of tiles, and when they are known and used up; raw rows of a batch are there. */
-    const uint8_t *places[PLACES][TOKENS]; /* nullptr: not attended */
+    alignas(16) const uint8_t *places[PLACES][TOKENS]; /* nullptr: not attended */
     uint32_t notes[PLACES][CODE_WARPS];
     uint64_t places_full[PLACES], places_empty[PLACES];
     uint64_t raw_full[CODE_WARPS][BATCHES_MAX], raw_empty[CODE_WARPS][BATCHES_MAX];

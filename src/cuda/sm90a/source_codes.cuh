@@ -110,6 +110,23 @@ static __device__ __forceinline__ void note_tile(const fmlac_mqa &p, const fmlac
     note_done(m, at);
 }
 
+/* Q of a piece comes to L2 while the piece before it is in hand. */
+static __device__ __forceinline__ void prefetch_q(const fmlac_mqa &p, const fmlac_work &w)
+{
+#pragma unroll 1
+    for (int row = threadIdx.x % 32; row < (int)w.rows; row += 32) {
+        int64_t token;
+        int32_t head;
+        row_token_head(w, row, &token, &head);
+        const uint8_t *from = (const uint8_t *)p.q.data + 2 * row_offset(&p.q, &p, token, head);
+#pragma unroll 1
+        for (int at = 0; at < 2 * p.d_qk; at += 128) {
+            ptx_prefetch_l2(from + at);
+        }
+    }
+    __syncwarp();
+}
+
 /* The finder. Tiles are counted over all pieces; behind the last a note says so. */
 template <int BLOCKS> static __device__ __forceinline__ void find_tiles(const fmlac_mqa &p, plan<BLOCKS> *m)
 {
@@ -130,6 +147,9 @@ template <int BLOCKS> static __device__ __forceinline__ void find_tiles(const fm
         bool there = begin < end;
         if (there) {
             ahead = scan_begin(p, w, begin, end, &m->scans[0]);
+            if (i > 0) {
+                prefetch_q(p, w);
+            }
         }
 #pragma unroll 1
         while (there) {
