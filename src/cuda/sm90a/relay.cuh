@@ -10,7 +10,7 @@
  *   producers      8..11 (CODES 8..15)   72, 88, 64                     token tiles into shared memory
  *
  * The scout, a warp, finds the next piece of work while the one before is in hand: with PAGES warp 9, which does
- * nothing else, with ROWS warp 8, with CODES warp 15, which does nothing else. Accumulators: output 64 x 256 (128
+ * nothing else, with ROWS warp 8, with CODES warp 14, which also finds tokens. Accumulators: output 64 x 256 (128
  * registers per thread); the leader's scores 64 x 64 (32) and weights as an A operand (16), with CODES, whose tiles
  * have 48 tokens, 24 and 12.
  *

@@ -338,8 +338,8 @@ typedef struct code_view {
     uint32_t apart;              /* scales do not lie in the rows */
 } code_view;
 
-template <int KIND> static __device__ __forceinline__ code_view view_codes(const fmlac_pool &pool, uint32_t pitch,
-                                                                               uint32_t lane)
+template <int KIND>
+static __device__ __forceinline__ code_view view_codes(const fmlac_pool &pool, uint32_t pitch, uint32_t lane)
 {
     code_view v;
     uint32_t token = lane >> 2 & 1, size = pool.scale == FMLAC_F32 ? 4 : 1;
@@ -436,15 +436,14 @@ static __device__ __forceinline__ void tile_done(plan<BLOCKS> *m, uint32_t slot,
 /* Where an expanding warp is. */
 typedef struct code_walk {
     raw_ring ring;
-    uint32_t tile;  /* of all pieces */
-    uint32_t t;     /* of the piece's tiles */
-    uint32_t note;  /* of the tile at hand */
+    uint32_t tile; /* of all pieces */
+    uint32_t t;    /* of the piece's tiles */
+    uint32_t note; /* of the tile at hand */
     slot_uses uses;
 } code_walk;
 
 /* The tile at hand is known. */
-template <int BLOCKS>
-static __device__ __forceinline__ void read_note(plan<BLOCKS> *m, code_walk &w, uint32_t warp)
+template <int BLOCKS> static __device__ __forceinline__ void read_note(plan<BLOCKS> *m, code_walk &w, uint32_t warp)
 {
     const uint32_t at = w.tile % PLACES;
     ptx_mbarrier_wait(ptx_shared_address(&m->places_full[at]), w.tile / PLACES & 1);
