@@ -145,29 +145,49 @@ static __device__ __forceinline__ void load_four(four_codes *x, uint32_t kind, c
     }
 }
 
+/* Whether a scale of the lane's needs the product in float; `last`: as below. */
+template <int FP4, int F32> static __device__ __forceinline__ bool scales_are_hard(const four_codes &x, bool last)
+{
+    bool far[2] = {false, false}; /* of the first, of the last two */
+    uint32_t fraction[2] = {0, 0};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        uint32_t bits = x.scale[i];
+        if (FP4) {
+            far[i / 2] |= (bits & 0x7F) == 0x7F;
+        } else if (F32) {
+            far[i / 2] |= bits - (3u << 23) > (131u << 23) + 0x7FFFFFu;
+            fraction[i / 2] |= bits;
+        } else {
+            far[i / 2] |= bits - 3 > 131;
+        }
+    }
+    bool hard = false;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        hard |= (i == 0 || last) & (far[i] | ((fraction[i] & 0x7FFFFFu) != 0));
+    }
+    return hard;
+}
+
 /*
- * The straight run: checks, products and stores of four times sixteen codes, in one piece without a branch, so that
- * they can be mixed; `last`: whether the lane has anything to do in the last two. Says yes if a code or a scale of
- * this lane needs the product in float: what was stored is then wrong.
+ * The straight run: checks, products and stores of four times sixteen codes whose scales are not hard, in one piece
+ * without a branch, so that they can be mixed; `last`: whether the lane has anything to do in the last two. Says yes if
+ * a code of this lane needs the product in float: what was stored is then wrong.
  */
 template <int FP4, int F32>
 static __device__ __forceinline__ bool expand_four(const four_codes &x, const uint32_t to[4], bool last)
 {
-    uint32_t nan[2] = {0, 0}, fraction[2] = {0, 0}; /* of the first, of the last two */
-    bool far[2] = {false, false};
+    uint32_t nan[2] = {0, 0}; /* of the first, of the last two */
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         uint32_t bits = x.scale[i], factor, out[8];
         if (FP4) { /* an e4m3 number as bf16, by 2^120 */
-            far[i / 2] |= (bits & 0x7F) == 0x7F;
             factor = (bits & 0x80) << 8 | (bits & 0x7F) << 4;
             factor = ptx_multiply_bf16x2(factor | factor << 16, 0x7B807B80u);
         } else if (F32) {
-            far[i / 2] |= bits - (3u << 23) > (131u << 23) + 0x7FFFFFu;
-            fraction[i / 2] |= bits;
             factor = __byte_perm(bits, 0, 0x3232) + 120 * 0x00800080u;
         } else {
-            far[i / 2] |= bits - 3 > 131;
             factor = bits * 0x00800080u + 120 * 0x00800080u;
         }
 #pragma unroll
@@ -178,13 +198,7 @@ static __device__ __forceinline__ bool expand_four(const four_codes &x, const ui
         ptx_store_shared_128_if(i < 2 || last, to[i], out);
         ptx_store_shared_128_if(i < 2 || last, to[i] ^ 16, out + 4);
     }
-    bool hard = false;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        uint32_t wrong = (nan[i] & 0x80808080u) | (F32 ? fraction[i] & 0x7FFFFFu : 0);
-        hard |= (i == 0 || last) & (far[i] | (wrong != 0));
-    }
-    return hard;
+    return (nan[0] & 0x80808080u) != 0 || (last & ((nan[1] & 0x80808080u) != 0));
 }
 
 /* Any codes and scales, the long way. Bit i of `used`: the lane has something to do in the i-th; of `there`: and its

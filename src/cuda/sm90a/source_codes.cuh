@@ -84,6 +84,19 @@ static __device__ __forceinline__ void fetch_scales(const fmlac_pool &pool, cons
     }
 }
 
+/* A row, a token per lane, comes to L2 well before it is copied: places for raw rows are few, and a copy that had to
+ * wait for memory would hold its place for too long. */
+static __device__ __forceinline__ void prefetch_row(const uint8_t *row, int32_t bytes)
+{
+    if (row) {
+#pragma unroll 1
+        for (int32_t at = 0; at < bytes; at += 128) {
+            ptx_prefetch_l2(row + at);
+        }
+        ptx_prefetch_l2(row + bytes - 1);
+    }
+}
+
 /* The finder notes where a tile's tokens lie. `position`: of its first entry in a paged list. */
 template <int BLOCKS>
 static __device__ __forceinline__ void note_tile(const fmlac_mqa &p, const fmlac_work &w, plan<BLOCKS> *m,
@@ -98,6 +111,9 @@ static __device__ __forceinline__ void note_tile(const fmlac_mqa &p, const fmlac
         there[h] = __ballot_sync(0xFFFFFFFFu, place.row != nullptr);
         if (row < TOKENS) {
             m->places[at][row] = place.row;
+        }
+        if (BLOCKS == 9) { /* two batches a warp */
+            prefetch_row(place.row, pool_of(p, found.extra).data_row_bytes);
         }
         if (BLOCKS == 8 && place.row) {
             fetch_scales(pool_of(p, found.extra), place, ptx_shared_address(m->scales[at][row]));
@@ -370,8 +386,8 @@ static __device__ __forceinline__ void load_batch(code_batch *b, const code_view
         codes_at[i] = raw + v.codes + i % 2 * 2 * pitch + (fp4 ? i / 2 * 128 : i / 2 * 256);
         scale_at[i] = (v.apart ? scales : raw) + v.scale + i % 2 * 2 * v.pitch + i / 2 * v.half;
     }
-    load_four(&b->x, KIND == KIND_ANY ? kind : KIND, codes_at, scale_at);
     ptx_load_shared_128(b->rope, raw + v.rope); /* of any use only if there are such dims, but straight */
+    load_four(&b->x, KIND == KIND_ANY ? kind : KIND, codes_at, scale_at);
 }
 
 /* Rows of a batch that are not attended become zeros, with a scale that is not hard. `there`: a bit for each row. */
@@ -391,22 +407,35 @@ static __device__ __forceinline__ void clear_absent(code_batch *b, uint32_t kind
     }
 }
 
-/* A batch into a tile. `place`, `rope`: where the lane's first segment and its chunk of RoPE go. */
+/*
+ * Waits until a batch is in registers: an arrival alone would overtake the loads, which take hundreds of cycles where
+ * products read shared memory, and so could the copy that comes into their place. Loads return in order, scales come
+ * last. Says whether a scale of some lane is hard.
+ */
+template <int KIND> static __device__ __forceinline__ bool batch_there(const code_batch &b, bool last)
+{
+    if constexpr (KIND == KIND_ANY) {
+        ptx_fence_async_proxy();
+        __syncwarp();
+        return true;
+    }
+    return __any_sync(0xFFFFFFFFu, scales_are_hard<(KIND & KIND_FP4) != 0, (KIND & KIND_F32) != 0>(b.x, last));
+}
+
+/* A batch into a tile. `place`, `rope`: where the lane's first segment and its chunk of RoPE go. hard: the straight run
+ * cannot do it. */
 template <int KIND>
 static __device__ __forceinline__ void store_batch(const fmlac_pool &pool, const code_batch &b, uint32_t kind,
-                                                   uint32_t place, uint32_t rope, uint32_t there)
+                                                   uint32_t place, uint32_t rope, uint32_t there, bool last, bool hard)
 {
-    const uint32_t lane = ptx_thread() % 32;
-    const bool last = segment_dim(lane) + 256 < (uint32_t)pool.quant_dims;
     const uint32_t other = (place ^ 32) + 256; /* two rows on */
     const uint32_t to[4] = {place, other, place + 4 * TILE_BYTES, other + 4 * TILE_BYTES};
     ptx_store_shared_128_if(pool.rope_dims > 0, rope, b.rope);
-    bool hard = true;
     if constexpr (KIND != KIND_ANY) {
-        hard = expand_four<(KIND & KIND_FP4) != 0, (KIND & KIND_F32) != 0>(b.x, to, last);
+        hard |= expand_four<(KIND & KIND_FP4) != 0, (KIND & KIND_F32) != 0>(b.x, to, last);
     }
     if (__any_sync(0xFFFFFFFFu, hard)) {
-        uint32_t attended = 0, token = lane >> 2 & 1;
+        uint32_t attended = 0, token = ptx_thread() >> 2 & 1;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             attended |= (there >> (i % 2 * 2 + token) & 1) << i;
@@ -474,19 +503,19 @@ static __device__ __forceinline__ void expand_run(const fmlac_mqa &p, plan<BLOCK
             uint32_t there = note >> batch * BATCH_ROWS & 15;
             ptx_mbarrier_wait(ptx_shared_address(&m->raw_full[warp][w.ring.at]), w.ring.parity);
             load_batch<KIND>(&b, v, kind, raw_batch(m, w.ring, warp), w.ring.pitch, scales);
-            __syncwarp();
-            if (lane == 0) {
-                ptx_mbarrier_arrive(ptx_shared_address(&m->raw_empty[warp][w.ring.at]));
-            }
-            ring_next(w.ring);
             if (there != 15) {
                 clear_absent(&b, kind, there);
             }
+            const bool last = segment_dim(lane) + 256 < (uint32_t)pool.quant_dims, hard = batch_there<KIND>(b, last);
+            if (lane == (hard ? 1 : 0)) { /* one lane, and not before it knows which */
+                ptx_mbarrier_arrive(ptx_shared_address(&m->raw_empty[warp][w.ring.at]));
+            }
+            ring_next(w.ring);
             if (batch == 0) {
                 ptx_mbarrier_wait(free, parity);
                 ptx_mbarrier_wait(free + 8, parity);
             }
-            store_batch<KIND>(pool, b, kind, place, rope, there);
+            store_batch<KIND>(pool, b, kind, place, rope, there, last, hard);
             place = (place ^ 64) + BATCH_ROWS * 128; /* four rows on */
             rope = (rope ^ 64) + BATCH_ROWS * 128;
             scales += BATCH_ROWS * FMLAC_RAW_SCALES;
