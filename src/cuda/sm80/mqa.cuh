@@ -161,7 +161,7 @@ static __device__ __forceinline__ void exchange_maxima(const float acc[S::QM][S:
 
 /* Scores times `scale` to weights in shared memory, and what output rows shrink by. */
 template <class S>
-static __device__ __forceinline__ void write_weights(const float acc[S::QM][S::NT][4], score_rows<S> &rows, float scale,
+static __device__ __forceinline__ void write_weights(float acc[S::QM][S::NT][4], score_rows<S> &rows, float scale,
                                                      float *shrink, uint32_t tile, int row0, int tg)
 {
     int lane = threadIdx.x % 32, q = lane % 4;
@@ -178,10 +178,19 @@ static __device__ __forceinline__ void write_weights(const float acc[S::QM][S::N
             shrink[row] = alpha;
         }
         uint32_t to = weights_of<S>(tile, row) + (tg * S::NT * 8 + 2 * q) * 2;
+        bool far = fmlac_is_far(reference);
+        float factor = far ? 1.0f : scale;
+        if (__any_sync(0xFFFFFFFFu, far)) {
+#pragma unroll
+            for (int n = 0; n < S::NT; n++) {
+                acc[m][n][2 * h] *= far ? scale : 1.0f;
+                acc[m][n][2 * h + 1] *= far ? scale : 1.0f;
+            }
+        }
 #pragma unroll
         for (int n = 0; n < S::NT; n++) {
-            float low = ptx_exp2(__fmaf_rn(acc[m][n][2 * h], scale, -reference));
-            float high = ptx_exp2(__fmaf_rn(acc[m][n][2 * h + 1], scale, -reference));
+            float low = ptx_exp2(__fmaf_rn(acc[m][n][2 * h], factor, -reference));
+            float high = ptx_exp2(__fmaf_rn(acc[m][n][2 * h + 1], factor, -reference));
             sum += low + high;
             ptx_store_shared_u32(to + n * 16, pack<S::F16>(low, high));
         }

@@ -110,16 +110,33 @@ static __device__ __forceinline__ void hide_scores(float s[TOKENS / 2], const ui
     }
 }
 
+/* Scores of rows whose reference is far away are scaled ahead. */
+static __device__ __forceinline__ void scale_far(float s[TOKENS / 2], float scale[2], const float base[2])
+{
+    const bool far[2] = {fmlac_is_far(base[0]), fmlac_is_far(base[1])};
+    if (__any_sync(0xFFFFFFFFu, far[0] || far[1])) {
+#pragma unroll
+        for (int i = 0; i < TOKENS / 2; i++) {
+            s[i] = far[i / 2 % 2] ? s[i] * scale[i / 2 % 2] : s[i];
+        }
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            scale[h] = far[h] ? 1.0f : scale[h];
+        }
+    }
+}
+
 /* 2^(s * scale - base) in 16 bits, as A fragments, and their sums before rounding. */
 template <int F16>
-static __device__ __forceinline__ void weights_against(const float s[TOKENS / 2], float scale, const float base[2],
+static __device__ __forceinline__ void weights_against(const float s[TOKENS / 2], const float scale[2],
+                                                       const float base[2],
                                                        uint32_t a[TOKENS / 4], float sum[2])
 {
     sum[0] = sum[1] = 0.0f;
 #pragma unroll
     for (int i = 0; i < TOKENS / 4; i++) {
-        float x = ptx_exp2(fmaf(s[2 * i], scale, -base[i % 2]));
-        float y = ptx_exp2(fmaf(s[2 * i + 1], scale, -base[i % 2]));
+        float x = ptx_exp2(fmaf(s[2 * i], scale[i % 2], -base[i % 2]));
+        float y = ptx_exp2(fmaf(s[2 * i + 1], scale[i % 2], -base[i % 2]));
         sum[i % 2] += x + y;
         a[i] = F16 ? ptx_pack_f16(x, y) : ptx_pack_bf16(x, y);
     }
@@ -136,15 +153,19 @@ static __device__ __forceinline__ void raise_max(const float s[TOKENS / 2], floa
 
 /* Scores to weights. factor[]: what the sums of earlier tiles must be multiplied by, where it returns true. */
 template <int F16>
-static __device__ __forceinline__ bool weigh_scores(const float s[TOKENS / 2], softmax_rows &rows,
-                                                    uint32_t a[TOKENS / 4], float factor[2])
+static __device__ __forceinline__ bool weigh_scores(float s[TOKENS / 2], softmax_rows &rows, uint32_t a[TOKENS / 4],
+                                                    float factor[2])
 {
-    float sum[2], base[2] = {rows.reference[0], rows.reference[1]};
+    float sum[2], base[2] = {rows.reference[0], rows.reference[1]}, scale[2] = {rows.scale, rows.scale};
     bool moves = false;
 #pragma unroll 1
     for (;;) {
-        weights_against<F16>(s, rows.scale, base, a, sum);
-        bool high[2] = {!(sum[0] <= SUM_MOST), !(sum[1] <= SUM_MOST)}; /* so are NaN and, before the first, infinity */
+        weights_against<F16>(s, scale, base, a, sum);
+        bool high[2]; /* so are NaN and, before the first, infinity */
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            high[h] = !(sum[h] <= SUM_MOST) || fmlac_is_far(base[h]);
+        }
         if (moves || !__any_sync(0xFFFFFFFFu, high[0] || high[1])) {
             break;
         }
@@ -162,6 +183,7 @@ static __device__ __forceinline__ bool weigh_scores(const float s[TOKENS / 2], s
             base[h] = rows.reference[h] == -FMLAC_INFINITY ? 0.0f : rows.reference[h];
             rows.sum[h] *= factor[h];
         }
+        scale_far(s, scale, base);
     }
     rows.sum[0] += sum[0];
     rows.sum[1] += sum[1];
@@ -173,7 +195,7 @@ static __device__ __forceinline__ bool weigh_scores(const float s[TOKENS / 2], s
  * exponent's product. A last, partial tile and a negative scale are scaled ahead.
  */
 typedef struct row_bases {
-    float scale;     /* a weight is 2^(score * scale - base) */
+    float scale[2];  /* a weight is 2^(score * scale - base) */
     float base[2];   /* references, or 0 */
     float factor[2]; /* what was summed so far must be multiplied by */
     bool moves;      /* any row of the warp has a factor other than 1 */
@@ -181,14 +203,14 @@ typedef struct row_bases {
 
 static __device__ __forceinline__ void find_bases(float s[32], softmax_rows &rows, int32_t count, row_bases *to)
 {
-    to->scale = rows.scale;
+    float scale = rows.scale;
     if (count < TOKENS || !(rows.scale >= 0.0f)) {
         int q = threadIdx.x % 4;
 #pragma unroll
         for (int i = 0; i < 32; i++) {
             s[i] = i / 4 * 8 + 2 * q + i % 2 < count ? s[i] * rows.scale : -FMLAC_INFINITY;
         }
-        to->scale = 1.0f;
+        scale = 1.0f;
     }
     float top[2] = {fmaxf(s[0], s[1]), fmaxf(s[2], s[3])}, other[2] = {fmaxf(s[4], s[5]), fmaxf(s[6], s[7])};
 #pragma unroll
@@ -210,7 +232,7 @@ static __device__ __forceinline__ void find_bases(float s[32], softmax_rows &row
     bool grew[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        top[h] = fmaxf(top[h], other[h]) * to->scale;
+        top[h] = fmaxf(top[h], other[h]) * scale;
         rows.max[h] = fmaxf(rows.max[h], top[h]);
         grew[h] = top[h] > rows.reference[h] + LAZY;
         to->factor[h] = 1.0f;
@@ -227,7 +249,9 @@ static __device__ __forceinline__ void find_bases(float s[32], softmax_rows &row
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         to->base[h] = rows.reference[h] == -FMLAC_INFINITY ? 0.0f : rows.reference[h];
+        to->scale[h] = scale;
     }
+    scale_far(s, to->scale, to->base);
 }
 
 /* Scores to weights as A fragments. */
@@ -237,8 +261,8 @@ static __device__ __forceinline__ void weigh_from(const float s[32], softmax_row
     float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
     for (int i = 0; i < 16; i++) {
-        float x = ptx_exp2(fmaf(s[2 * i], from->scale, -from->base[i % 2]));
-        float y = ptx_exp2(fmaf(s[2 * i + 1], from->scale, -from->base[i % 2]));
+        float x = ptx_exp2(fmaf(s[2 * i], from->scale[i % 2], -from->base[i % 2]));
+        float y = ptx_exp2(fmaf(s[2 * i + 1], from->scale[i % 2], -from->base[i % 2]));
         sum[i % 4] += x + y;
         a[i] = ptx_pack_bf16(x, y);
     }

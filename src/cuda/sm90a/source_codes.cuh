@@ -119,7 +119,7 @@ static __device__ __forceinline__ void note_tile(const fmlac_mqa &p, const fmlac
             fetch_scales(pool_of(p, found.extra), place, ptx_shared_address(m->scales[at][row]));
         }
     }
-    note |= (there[0] & (there[1] | ~0u << (TOKENS - 32))) == 0xFFFFFFFFu ? NOTE_WHOLE : 0;
+    note |= (there[0] & (there[1] | (uint32_t)(~0ull << (TOKENS - 32)))) == 0xFFFFFFFFu ? NOTE_WHOLE : 0;
     if (lane < CODE_WARPS) {
         m->notes[at][lane] = ((lane < 4 ? there[0] : there[1]) >> WARP_ROWS * (lane % 4) & NOTE_THERE) | note;
     }
