@@ -12,8 +12,8 @@
 #define FMLAC_NAN      __uint_as_float(0x7FC00000u)
 #define FMLAC_INFINITY __uint_as_float(0x7F800000u)
 
-/* A softmax reference so far from 0 that the last bit of it is no small power of two any more: scores must be scaled and
- * rounded as it was, before it is taken off, or a maximum would not have the weight 1 (or any). */
+/* A softmax reference so far from 0 that the last bit of it is no small power of two any more: scores must be scaled
+ * and rounded as it was, before it is taken off, or a maximum would not have the weight 1 (or any). */
 static __device__ __forceinline__ bool fmlac_is_far(float reference)
 {
     return fabsf(reference) > 0x1p26f && fabsf(reference) < FMLAC_INFINITY;

@@ -8,12 +8,12 @@
 #include "cuda_host.h"
 
 #define OUT_COLUMNS     512
-#define UNITS_MAX       16384 /* the plan kernel's: beyond it every unit is a block's own */
-#define PIECE_TOKENS    256   /* least length of a piece of a cut list */
-#define MANY_PIECES     8     /* of a unit on average: the combine kernel for many pieces */
-#define OVERHEAD_TOKENS 256   /* what beginning and ending a piece costs, in tokens */
+#define UNITS_MAX       16384           /* the plan kernel's: beyond it every unit is a block's own */
+#define PIECE_TOKENS    256             /* least length of a piece of a cut list */
+#define MANY_PIECES     8               /* of a unit on average: the combine kernel for many pieces */
+#define OVERHEAD_TOKENS 256             /* what beginning and ending a piece costs, in tokens */
 #define COST_MAX        (INT32_MAX / 2) /* of all units together: the kernels count in 32 bits */
-#define COMBINE_TIME    12000 /* what cutting costs beside the pieces: the combine kernel, nanoseconds */
+#define COMBINE_TIME    12000           /* what cutting costs beside the pieces: the combine kernel, nanoseconds */
 /* What the length of pieces follows from (common/work.cuh): nanoseconds. */
 #ifndef FMLAC_JOIN_PS
 #define FMLAC_JOIN_PS 800 /* writing and reading a row of a partial result, in all multiprocessors, picoseconds */

@@ -53,10 +53,10 @@ PTX_INLINE void ptx_store_shared_128(uint32_t address, const uint32_t x[4])
 
 PTX_INLINE void ptx_store_shared_128_if(bool there, uint32_t address, const uint32_t x[4])
 {
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %0, 0; @p st.shared.v4.b32 [%1], {%2, %3, %4, %5};}" ::"r"(
-                     (uint32_t)there),
-                 "r"(address), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
-                 : "memory");
+    asm volatile(
+        "{.reg .pred p; setp.ne.b32 p, %0, 0; @p st.shared.v4.b32 [%1], {%2, %3, %4, %5};}" ::"r"((uint32_t)there),
+        "r"(address), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+        : "memory");
 }
 
 PTX_INLINE void ptx_store_shared_f32x2(uint32_t address, const float x[2])

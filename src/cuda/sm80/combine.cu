@@ -13,17 +13,17 @@
 #include "common/work.cuh"
 #include "ptx/grid.cuh"
 
-#define LOG2_E      1.4426950408889634f
-#define LN_2        0.6931471805599453f
-#define COLUMNS     512
-#define WARPS       8 /* few pieces: rows of a block */
-#define TEAM        128
-#define TEAMS       4  /* of a block of threads */
+#define LOG2_E  1.4426950408889634f
+#define LN_2    0.6931471805599453f
+#define COLUMNS 512
+#define WARPS   8 /* few pieces: rows of a block */
+#define TEAM    128
+#define TEAMS   4 /* of a block of threads */
 #ifndef AHEAD
 #define AHEAD 8 /* pieces of a team whose loads are under way together; 16: with one block a multiprocessor */
 #endif
-#define CHUNK       (TEAMS * AHEAD)
-#define ABSENT      (-1.0f)
+#define CHUNK  (TEAMS * AHEAD)
+#define ABSENT (-1.0f)
 
 /* Sum of 2^(lse - max) over the pieces, and the largest lse and maximum. */
 typedef struct joined {

@@ -363,8 +363,8 @@ static __device__ __forceinline__ void sum_tile(float out[S::MV][S::NV][4], cons
     arrive_warp(s.free + slot * 8);
 }
 
-/* How many tiles the piece has, as far as anybody knows: whoever finds that there are fewer says so, and the others would
- * find the same before it mattered to them. */
+/* How many tiles the piece has, as far as anybody knows: whoever finds that there are fewer says so, and the others
+ * would find the same before it mattered to them. */
 static __device__ __forceinline__ volatile int &tiles_end(const mqa_shared &s)
 {
     return *(volatile int *)&s.piece->end;

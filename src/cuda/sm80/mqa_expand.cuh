@@ -120,8 +120,8 @@ static __device__ __forceinline__ bool expand_two(const fmlac_pool &pool, uint32
 
 /* Dims of a warp's tokens that are bf16 already, eight lanes a token. */
 template <int OWN>
-static __device__ __forceinline__ void copy_rope(const fmlac_mqa &p, const fmlac_pool &pool, uint32_t there, uint32_t raw,
-                                                 uint32_t to)
+static __device__ __forceinline__ void copy_rope(const fmlac_mqa &p, const fmlac_pool &pool, uint32_t there,
+                                                 uint32_t raw, uint32_t to)
 {
     int token = ptx_thread() % 32 / 8;
     raw += token * p.raw_pitch + pool.rope_offset;
@@ -176,7 +176,8 @@ static __device__ __forceinline__ void expand(const fmlac_mqa &p, const mqa_shar
     if (extra == 0) {
         expand_own<OWN>(p, p.main.pool, p.straight, address, there, raw, to);
     } else {
-        expand_own<OWN>(p, p.extra.pool, extra == there ? p.straight_extra : FMLAC_STRAIGHT_NONE, address, there, raw, to);
+        expand_own<OWN>(p, p.extra.pool, extra == there ? p.straight_extra : FMLAC_STRAIGHT_NONE, address, there, raw,
+                        to);
     }
 }
 

@@ -148,8 +148,8 @@ static __device__ __forceinline__ void ask_for_entries(const fmlac_mqa &p, const
     }
 }
 
-/* One warp: addresses and mask of the piece's tile `number`; the entries after it are asked for. Warps take turns: where
- * a list of indices goes on is known when the turn before has ended. */
+/* One warp: addresses and mask of the piece's tile `number`; the entries after it are asked for. Warps take turns:
+ * where a list of indices goes on is known when the turn before has ended. */
 template <class S>
 static __device__ __forceinline__ void next_tile(const fmlac_mqa &p, const mqa_shared &s, int number, int ring)
 {

@@ -61,8 +61,8 @@ typedef struct mqa_piece {
     int64_t place;   /* -1, or where the partial result goes */
     int count, end;  /* -1: there are no more pieces; tiles before the first empty one, as far as anybody knows */
     uint32_t parity; /* of the mbarriers, which live on from piece to piece: bit i of slot i, the last ones see below */
-    int walks, walks_before;   /* of lists of indices, in tiles: by now, and before this piece */
-    int64_t scan_at, scan_end; /* next position of the list, and where the piece ends */
+    int walks, walks_before;                /* of lists of indices, in tiles: by now, and before this piece */
+    int64_t scan_at, scan_end;              /* next position of the list, and where the piece ends */
     const int32_t *entries, *extra_entries; /* the request's page table, or the lists of indices */
     int64_t first_page;                     /* of the request where there is no table */
     cut_view cut;
@@ -129,7 +129,8 @@ static __device__ __forceinline__ int slot_of(const mqa_shared &s, int at)
     return at < s.slots ? at : at - s.slots;
 }
 
-/* Parity of the slot's barriers for the tile at a place in the ring, anywhere in its piece: a tile is a phase of each. */
+/* Parity of the slot's barriers for the tile at a place in the ring, anywhere in its piece: a tile is a phase of each.
+ */
 static __device__ __forceinline__ uint32_t parity_of(const mqa_shared &s, int at)
 {
     return (s.piece->parity >> slot_of(s, at) ^ (at < s.slots ? 0 : 1)) & 1;

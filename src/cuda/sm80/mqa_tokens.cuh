@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * mqa_tokens.cuh: a tile's tokens on their way into shared memory: plain ones by the summing warps, raw bytes of quantised
- * ones by the scoring warps. Each brings tokens of its own: from warp * OWN on. Where a device has bulk copies (p.bulk), a lane sets out for a whole row with one of them, and
- * neither registers nor the path of loads and stores see it; elsewhere 16 bytes are copied at a time.
+ * mqa_tokens.cuh: a tile's tokens on their way into shared memory: plain ones by the summing warps, raw bytes of
+ * quantised ones by the scoring warps. Each brings tokens of its own: from warp * OWN on. Where a device has bulk
+ * copies (p.bulk), a lane sets out for a whole row with one of them, and neither registers nor the path of loads and
+ * stores see it; elsewhere 16 bytes are copied at a time.
  */
 #ifndef FLASHMLA_CUDA_SM80_MQA_TOKENS_CUH
 #define FLASHMLA_CUDA_SM80_MQA_TOKENS_CUH
@@ -174,8 +175,8 @@ static __device__ __forceinline__ bool scales_elsewhere(const fmlac_mqa &p)
     return p.main.pool.scale_row_bytes + p.extra.pool.scale_row_bytes > 0;
 }
 
-/* How often scoring warps arrive where a tile's raw bytes are waited for: a lane of each that says how many bytes come by
- * bulk copies, and all lanes if there are other copies. */
+/* How often scoring warps arrive where a tile's raw bytes are waited for: a lane of each that says how many bytes come
+ * by bulk copies, and all lanes if there are other copies. */
 template <class S> static __device__ __forceinline__ int raw_arrivals(const fmlac_mqa &p)
 {
     return BULK(p) ? S::QW * (scales_elsewhere(p) ? 33 : 1) : S::QW * 32;
@@ -200,8 +201,8 @@ static __device__ __forceinline__ void copy_scales(const fmlac_mqa &p, const uns
 
 /* Data rows by bulk copies. */
 template <int OWN>
-static __device__ __forceinline__ void copy_raw_bulk(const fmlac_mqa &p, const unsigned long long *address, uint32_t raw,
-                                                     uint32_t full)
+static __device__ __forceinline__ void copy_raw_bulk(const fmlac_mqa &p, const unsigned long long *address,
+                                                     uint32_t raw, uint32_t full)
 {
     int lane = ptx_thread() % 32, main = p.main.pool.data_row_bytes;
     unsigned long long token = lane < OWN ? address[lane] : 0;
@@ -210,9 +211,8 @@ static __device__ __forceinline__ void copy_raw_bulk(const fmlac_mqa &p, const u
     uint32_t all = (1u << OWN) - 1, one = extra == all ? p.extra.pool.data_row_bytes : main;
     bool alike = there == all && (extra == 0 || extra == all);
     if (ptx_elect()) {
-        ptx_mbarrier_arrive_expect(full, alike ? OWN * one
-                                               : __popc(there & ~extra) * main +
-                                                     __popc(extra) * p.extra.pool.data_row_bytes);
+        ptx_mbarrier_arrive_expect(
+            full, alike ? OWN * one : __popc(there & ~extra) * main + __popc(extra) * p.extra.pool.data_row_bytes);
         if (alike) {
             load_rows_bulk<OWN>(address, raw, p.raw_pitch, one, full);
         }
@@ -226,7 +226,8 @@ static __device__ __forceinline__ void copy_raw_bulk(const fmlac_mqa &p, const u
 
 /* Data rows 16 bytes at a time. */
 template <int OWN>
-static __device__ __forceinline__ void copy_raw_rows(const fmlac_mqa &p, const unsigned long long *address, uint32_t raw)
+static __device__ __forceinline__ void copy_raw_rows(const fmlac_mqa &p, const unsigned long long *address,
+                                                     uint32_t raw)
 {
     constexpr int EACH = 4; /* addresses that are read together */
     static_assert(OWN % EACH == 0, "tokens of a warp");

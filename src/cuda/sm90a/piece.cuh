@@ -42,10 +42,10 @@ typedef struct piece_walk {
     int64_t at; /* direct: number of the next piece; cut: the next unit */
     cut_view cut;
     int32_t column;
-    int32_t low, high;       /* cut: costs of this part */
-    int32_t worker, workers; /* of the grid: blocks, or clusters of blocks */
-    int32_t guess;           /* first query token whose Q has set out; -1: none */
-    int32_t own[OWN_UNITS + 1];  /* costs that the block finds by itself */
+    int32_t low, high;          /* cut: costs of this part */
+    int32_t worker, workers;    /* of the grid: blocks, or clusters of blocks */
+    int32_t guess;              /* first query token whose Q has set out; -1: none */
+    int32_t own[OWN_UNITS + 1]; /* costs that the block finds by itself */
 } piece_walk;
 
 /*

@@ -82,7 +82,7 @@ template <int SOURCE> struct relay_of {
                                      : SOURCE == SOURCE_ROWS ? RELAY_REGISTERS_ROWS
                                                              : RELAY_REGISTERS_CODES; /* of leader and follower */
     static constexpr int WIDE = SOURCE != SOURCE_CODES;                               /* products of 256 columns */
-    static constexpr int OPTIMIST = SOURCE != SOURCE_CODES || RELAY_OPTIMIST_CODES; /* registers for weigh_scores */
+    static constexpr int OPTIMIST = SOURCE != SOURCE_CODES || RELAY_OPTIMIST_CODES;   /* registers for weigh_scores */
 };
 
 /* ---- the weights' way to the follower ---------------------------------------------------------------------------- */

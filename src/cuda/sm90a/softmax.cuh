@@ -110,35 +110,37 @@ static __device__ __forceinline__ void hide_scores(float s[TOKENS / 2], const ui
     }
 }
 
-/* Scores of rows whose reference is far away are scaled ahead. */
-static __device__ __forceinline__ void scale_far(float s[TOKENS / 2], float scale[2], const float base[2])
-{
-    const bool far[2] = {fmlac_is_far(base[0]), fmlac_is_far(base[1])};
-    if (__any_sync(0xFFFFFFFFu, far[0] || far[1])) {
-#pragma unroll
-        for (int i = 0; i < TOKENS / 2; i++) {
-            s[i] = far[i / 2 % 2] ? s[i] * scale[i / 2 % 2] : s[i];
-        }
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            scale[h] = far[h] ? 1.0f : scale[h];
-        }
-    }
-}
-
 /* 2^(s * scale - base) in 16 bits, as A fragments, and their sums before rounding. */
 template <int F16>
-static __device__ __forceinline__ void weights_against(const float s[TOKENS / 2], const float scale[2],
-                                                       const float base[2],
+static __device__ __forceinline__ void weights_against(const float s[TOKENS / 2], float scale, const float base[2],
                                                        uint32_t a[TOKENS / 4], float sum[2])
 {
     sum[0] = sum[1] = 0.0f;
 #pragma unroll
     for (int i = 0; i < TOKENS / 4; i++) {
-        float x = ptx_exp2(fmaf(s[2 * i], scale[i % 2], -base[i % 2]));
-        float y = ptx_exp2(fmaf(s[2 * i + 1], scale[i % 2], -base[i % 2]));
+        float x = ptx_exp2(fmaf(s[2 * i], scale, -base[i % 2]));
+        float y = ptx_exp2(fmaf(s[2 * i + 1], scale, -base[i % 2]));
         sum[i % 2] += x + y;
         a[i] = F16 ? ptx_pack_f16(x, y) : ptx_pack_bf16(x, y);
+    }
+}
+
+/* The same where a reference of the warp is far away: that row's scores are scaled and rounded as their maximum was. */
+template <int F16>
+static __device__ __forceinline__ void weights_from_far(const float s[TOKENS / 2], float scale, const float base[2],
+                                                        uint32_t a[TOKENS / 4], float sum[2])
+{
+    sum[0] = sum[1] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < TOKENS / 4; i++) {
+        float x[2];
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            float near = fmaf(s[2 * i + j], scale, -base[i % 2]);
+            x[j] = ptx_exp2(fmlac_is_far(base[i % 2]) ? __fmul_rn(s[2 * i + j], scale) - base[i % 2] : near);
+        }
+        sum[i % 2] += x[0] + x[1];
+        a[i] = F16 ? ptx_pack_f16(x[0], x[1]) : ptx_pack_bf16(x[0], x[1]);
     }
 }
 
@@ -153,14 +155,18 @@ static __device__ __forceinline__ void raise_max(const float s[TOKENS / 2], floa
 
 /* Scores to weights. factor[]: what the sums of earlier tiles must be multiplied by, where it returns true. */
 template <int F16>
-static __device__ __forceinline__ bool weigh_scores(float s[TOKENS / 2], softmax_rows &rows, uint32_t a[TOKENS / 4],
-                                                    float factor[2])
+static __device__ __forceinline__ bool weigh_scores(const float s[TOKENS / 2], softmax_rows &rows,
+                                                    uint32_t a[TOKENS / 4], float factor[2])
 {
-    float sum[2], base[2] = {rows.reference[0], rows.reference[1]}, scale[2] = {rows.scale, rows.scale};
-    bool moves = false;
+    float sum[2], base[2] = {rows.reference[0], rows.reference[1]};
+    bool moves = false, far = false;
 #pragma unroll 1
     for (;;) {
-        weights_against<F16>(s, scale, base, a, sum);
+        if (far) {
+            weights_from_far<F16>(s, rows.scale, base, a, sum);
+        } else {
+            weights_against<F16>(s, rows.scale, base, a, sum);
+        }
         bool high[2]; /* so are NaN and, before the first, infinity */
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -183,7 +189,7 @@ static __device__ __forceinline__ bool weigh_scores(float s[TOKENS / 2], softmax
             base[h] = rows.reference[h] == -FMLAC_INFINITY ? 0.0f : rows.reference[h];
             rows.sum[h] *= factor[h];
         }
-        scale_far(s, scale, base);
+        far = __any_sync(0xFFFFFFFFu, fmlac_is_far(base[0]) || fmlac_is_far(base[1]));
     }
     rows.sum[0] += sum[0];
     rows.sum[1] += sum[1];
@@ -200,6 +206,22 @@ typedef struct row_bases {
     float factor[2]; /* what was summed so far must be multiplied by */
     bool moves;      /* any row of the warp has a factor other than 1 */
 } row_bases;
+
+/* Scores of rows whose reference is far away are scaled ahead, in place. */
+static __device__ __forceinline__ void scale_far(float s[TOKENS / 2], float scale[2], const float base[2])
+{
+    const bool far[2] = {fmlac_is_far(base[0]), fmlac_is_far(base[1])};
+    if (__any_sync(0xFFFFFFFFu, far[0] || far[1])) {
+#pragma unroll
+        for (int i = 0; i < TOKENS / 2; i++) {
+            s[i] = far[i / 2 % 2] ? s[i] * scale[i / 2 % 2] : s[i];
+        }
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            scale[h] = far[h] ? 1.0f : scale[h];
+        }
+    }
+}
 
 static __device__ __forceinline__ void find_bases(float s[32], softmax_rows &rows, int32_t count, row_bases *to)
 {

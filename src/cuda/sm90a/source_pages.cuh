@@ -59,8 +59,7 @@ static __device__ __forceinline__ void copy_tile(const fmlac_mqa_sm90a &all, con
     }
 }
 
-template <int BLOCKS>
-static __device__ __forceinline__ void produce_pages(const fmlac_mqa_sm90a &all, plan<BLOCKS> *m)
+template <int BLOCKS> static __device__ __forceinline__ void produce_pages(const fmlac_mqa_sm90a &all, plan<BLOCKS> *m)
 {
     const fmlac_mqa &p = all.mqa;
     if (threadIdx.x / 32 == MMA_WARPS + 1) { /* the scout */
