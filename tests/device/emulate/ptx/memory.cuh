@@ -35,6 +35,12 @@ PTX_INLINE void ptx_store_shared_128(uint32_t a, const uint32_t x[4])
 {
     memcpy(emu_shared() + a, x, 16);
 }
+PTX_INLINE void ptx_store_shared_128_if(bool there, uint32_t a, const uint32_t x[4])
+{
+    if (there) {
+        ptx_store_shared_128(a, x);
+    }
+}
 PTX_INLINE void ptx_store_shared_f32x2(uint32_t a, const float x[2])
 {
     memcpy(emu_shared() + a, x, 8);
