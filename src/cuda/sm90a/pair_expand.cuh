@@ -85,6 +85,7 @@ static __device__ __forceinline__ bool expand_easy(uint32_t kind, const expand_l
             hard = hard || (factor[i] & 0x7F) == 0x7F;
             factor[i] = (factor[i] & 0x80) << 8 | (factor[i] & 0x7F) << 4;
             factor[i] = ptx_multiply_bf16x2(factor[i] | factor[i] << 16, 0x7B807B80u);
+            nan |= codes[i][0] | codes[i][1];
         } else {
             uint32_t exponent = F32 ? factor[i] >> 23 : factor[i];
             hard = hard || exponent - 3 > 131 || (F32 && (factor[i] & 0x7FFFFF) != 0);
@@ -95,7 +96,8 @@ static __device__ __forceinline__ bool expand_easy(uint32_t kind, const expand_l
             }
         }
     }
-    hard = kind != 0 && (hard || (nan & 0x80808080u) != 0);
+    /* The vote is over everything that was loaded, so that rows are not released before; a kind has no bit 31. */
+    hard = kind != 0 && (hard || (nan & (FP4 ? kind & 0x80000000u : 0x80808080u)) != 0);
     if (__any_sync(0xFFFFFFFFu, hard)) {
         return false;
     }
