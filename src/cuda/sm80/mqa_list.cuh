@@ -110,14 +110,6 @@ static __device__ __forceinline__ int next_of_indices(const fmlac_mqa &p, const 
         if (there && place < S::TOKENS) {
             put_token(p, s, ring * S::TOKENS + place, true, pool, page, entry - page * pool.page_size,
                       extra ? EXTRA_BIT : 0);
-#if MQA_PREFETCH
-            if (S::CODES) {
-                const uint8_t *row = (const uint8_t *)(s.address[ring * S::TOKENS + place] & ~EXTRA_BIT);
-                for (int c = 0; c < pool.data_row_bytes; c += 128) {
-                    ptx_prefetch_l2(row + c);
-                }
-            }
-#endif
         }
         uint32_t last = __ballot_sync(0xFFFFFFFFu, there && place == S::TOKENS - 1);
         filled += __popc(mask);

@@ -45,6 +45,16 @@ static __device__ __forceinline__ void copy_plain_any(const fmlac_mqa &p, const 
     }
 }
 
+/* Addresses of several tokens, so that they are waited for together. */
+template <int EACH>
+static __device__ __forceinline__ void load_addresses(unsigned long long to[EACH], const unsigned long long *address)
+{
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        to[i] = address[i];
+    }
+}
+
 /* OWN rows that are there, by bulk copies of one lane. */
 template <int OWN>
 static __device__ __forceinline__ void load_rows_bulk(const unsigned long long *address, uint32_t to, uint32_t pitch,
@@ -54,10 +64,7 @@ static __device__ __forceinline__ void load_rows_bulk(const unsigned long long *
 #pragma unroll
     for (int t = 0; t < OWN; t += EACH) {
         unsigned long long from[EACH];
-#pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            from[i] = address[t + i];
-        }
+        load_addresses<EACH>(from, address + t);
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
             ptx_bulk_load(to + (t + i) * pitch, (const uint8_t *)(from[i] & ~EXTRA_BIT), bytes, full);
@@ -114,10 +121,7 @@ static __device__ __forceinline__ void copy_plain(const fmlac_mqa &p, const mqa_
 #pragma unroll 1
     for (int t = warp * OWN; t < (warp + 1) * OWN; t += EACH) {
         unsigned long long from[EACH];
-#pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            from[i] = address[t + i];
-        }
+        load_addresses<EACH>(from, address + t);
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
             const uint8_t *row = (const uint8_t *)(from[i] & ~EXTRA_BIT) + lane * 16;
@@ -235,10 +239,7 @@ static __device__ __forceinline__ void copy_raw_rows(const fmlac_mqa &p, const u
 #pragma unroll 1
     for (int t = 0; t < OWN; t += EACH, raw += EACH * p.raw_pitch) {
         unsigned long long token[EACH];
-#pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            token[i] = address[t + i];
-        }
+        load_addresses<EACH>(token, address + t);
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
             const uint8_t *row = (const uint8_t *)(token[i] & ~EXTRA_BIT) + lane * 16;

@@ -17,6 +17,14 @@
 #define STAGE_BYTES 8192 /* of a warp: 16 rows of 128 floats */
 #define NO_STAGE    0xFFFFFFFFu
 
+static __device__ __forceinline__ void rescale(float o[128], const float factor[2])
+{
+#pragma unroll
+    for (int i = 0; i < 128; i++) {
+        o[i] *= factor[i / 2 % 2];
+    }
+}
+
 /* A row's sink in base 2; none: -infinity. Asked for ahead of time: it may be far away. */
 static __device__ __forceinline__ float row_sink(const fmlac_mqa &p, const piece &c, int row)
 {

@@ -213,21 +213,6 @@ static __device__ __forceinline__ void take_weights(uint32_t a[16], float factor
 
 /* ---- a warpgroup ------------------------------------------------------------------------------------------------- */
 
-static __device__ __forceinline__ void arrive_warp(uint32_t barrier)
-{
-    if (threadIdx.x % 32 == 0) {
-        ptx_mbarrier_arrive(barrier);
-    }
-}
-
-static __device__ __forceinline__ void multiply_output(float o[128], const float factor[2])
-{
-#pragma unroll
-    for (int i = 0; i < 128; i++) {
-        o[i] *= factor[i / 2 % 2];
-    }
-}
-
 /* Waits for tile `turn` to be there; returns its slot. */
 template <int BLOCKS> static __device__ __forceinline__ uint32_t await_tile(uint32_t turn)
 {
@@ -396,7 +381,7 @@ static __device__ __forceinline__ void pair_own(const fmlac_mqa &p, float o[128]
         turns->begins = false;
         note = own_tiles<BLOCKS>(o, a, rows, &bases, v, m, turns);
         if (note != 0 && !(note & NOTE_FIRST) && bases.moves) {
-            multiply_output(o, bases.factor);
+            rescale(o, bases.factor);
         }
         if (note != 0 && !(note & NOTE_MORE)) {
             pair_finish<BLOCKS>(p, a, rows, v, m, turns);
@@ -447,7 +432,7 @@ static __device__ __forceinline__ void pair_help(const fmlac_mqa &p, float o[128
         note = uniform(tile_note(m, slot));
         bool fresh = (note & NOTE_FIRST) != 0;
         if (!fresh && __any_sync(0xFFFFFFFFu, factor[0] != 1.0f || factor[1] != 1.0f)) {
-            multiply_output(o, factor);
+            rescale(o, factor);
         }
         pair_values<BLOCKS>(o, a, v, slot, !fresh);
         ptx_wgmma_wait<0>();

@@ -37,15 +37,6 @@ static __device__ __forceinline__ uint32_t load_codes(uint32_t kind, const expan
     return kind & KIND_F32 ? ptx_load_shared_u32(scale) : ptx_load_shared_u8(scale);
 }
 
-/* The warp has read a unit of raw rows. */
-static __device__ __forceinline__ void release_raw(uint32_t empty)
-{
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) {
-        ptx_mbarrier_arrive(empty);
-    }
-}
-
 /* Passes of a unit, of four, whose products are ready before the tile is free; all four would not fit the registers. */
 #define READY_PASSES 3
 
@@ -101,7 +92,7 @@ static __device__ __forceinline__ bool expand_easy(uint32_t kind, const expand_l
     if (__any_sync(0xFFFFFFFFu, hard)) {
         return false;
     }
-    release_raw(to.raw_empty);
+    arrive_together(to.raw_empty);
 #pragma unroll
     for (int i = 0; i < READY_PASSES; i++) {
         multiply_16_easy(FP4, codes[i], factor[i], out[i]);
@@ -138,7 +129,7 @@ static __device__ __forceinline__ void expand_any(const fmlac_pool &pool, uint32
             ptx_store_shared_128(at ^ 16, codes);
         }
     }
-    release_raw(to.raw_empty);
+    arrive_together(to.raw_empty);
 }
 
 /* A unit; `common`: of the pool's kind what is the same in all lanes; `kind`: the lane's. The likeliest kind last: its
@@ -201,18 +192,12 @@ static __device__ __forceinline__ void expand(const fmlac_mqa &p, pair_plan<BLOC
                     m->stage_notes[stage.at] = note;
                 }
                 there = (note & NOTE_MORE) != 0;
-                __syncwarp();
-                if (lane == 0) {
-                    ptx_mbarrier_arrive(ptx_shared_address(&m->full[stage.at]));
-                }
+                arrive_together(ptx_shared_address(&m->full[stage.at]));
             }
             unit -= TILE_UNITS;
             number++;
         }
-        __syncwarp();
-        if (lane == 0) {
-            ptx_mbarrier_arrive(ptx_shared_address(&m->piece_free[i % PIECES]));
-        }
+        arrive_together(ptx_shared_address(&m->piece_free[i % PIECES]));
     }
 }
 

@@ -21,6 +21,13 @@ template <int BLOCKS> static __device__ __forceinline__ bool await_piece(const p
     return uniform(m->pieces[at.at].there) != 0;
 }
 
+/* Waits for the places of a tile; returns its note. */
+template <int BLOCKS> static __device__ __forceinline__ uint32_t await_places(const pair_plan<BLOCKS> *m, uint32_t tile)
+{
+    ptx_mbarrier_wait(ptx_shared_address(&m->places_full[tile & 1]), use_parity(tile));
+    return uniform(m->notes[tile & 1]);
+}
+
 /* ---- gather ------------------------------------------------------------------------------------------------------ */
 
 /* What this block takes of a pool's rows. */
@@ -74,7 +81,6 @@ static __device__ __forceinline__ void copy_rope(const fmlac_pool &pool, const t
 template <int BLOCKS>
 static __device__ __forceinline__ void gather_rope(const fmlac_mqa &p, pair_plan<BLOCKS> *m, uint32_t rank)
 {
-    int lane = threadIdx.x % 32;
     uint32_t tile = 0; /* in all pieces */
 #pragma unroll 1
     for (uint32_t i = 0;; i++) {
@@ -84,8 +90,7 @@ static __device__ __forceinline__ void gather_rope(const fmlac_mqa &p, pair_plan
         bool there = true;
 #pragma unroll 1
         for (; there; tile++) {
-            ptx_mbarrier_wait(ptx_shared_address(&m->places_full[tile & 1]), use_parity(tile));
-            uint32_t note = __shfl_sync(0xFFFFFFFFu, m->notes[tile & 1], 0);
+            uint32_t note = await_places(m, tile);
             const fmlac_pool &pool = note & NOTE_EXTRA ? p.extra.pool : p.main.pool;
             const token_place *places = m->places[tile & 1];
             ring_place stage = ring_at<STAGES>(tile);
@@ -103,16 +108,10 @@ static __device__ __forceinline__ void gather_rope(const fmlac_mqa &p, pair_plan
                 ptx_fence_async_proxy();
                 ptx_mbarrier_arrive(ptx_shared_address(&m->full[stage.at]));
             }
-            __syncwarp();
-            if (lane == 0) {
-                ptx_mbarrier_arrive(ptx_shared_address(&m->places_empty[tile & 1]));
-            }
+            arrive_together(ptx_shared_address(&m->places_empty[tile & 1]));
             there = (note & NOTE_MORE) != 0;
         }
-        __syncwarp();
-        if (lane == 0) {
-            ptx_mbarrier_arrive(ptx_shared_address(&m->piece_free[i % PIECES]));
-        }
+        arrive_together(ptx_shared_address(&m->piece_free[i % PIECES]));
     }
 }
 
@@ -258,10 +257,7 @@ template <int BLOCKS> static __device__ __forceinline__ void find_tokens(const f
                     found.count | first | (found.more ? NOTE_MORE : 0) | (found.extra ? NOTE_EXTRA : 0);
             }
             first = 0;
-            __syncwarp();
-            if (lane == 0) {
-                ptx_mbarrier_arrive(ptx_shared_address(&m->places_full[tile & 1]));
-            }
+            arrive_together(ptx_shared_address(&m->places_full[tile & 1]));
             there = found.more;
             tile++;
         }
@@ -273,8 +269,8 @@ template <int BLOCKS>
 static __device__ __forceinline__ void gather(const fmlac_mqa &p, pair_plan<BLOCKS> *m, int warp, int warps,
                                               uint32_t rank)
 {
-    int lane = threadIdx.x % 32, group = warp; /* of the tile; beyond the last: of later ones */
-    uint32_t tile = 0;                         /* in all pieces */
+    int group = warp;  /* of the tile; beyond the last: of later ones */
+    uint32_t tile = 0; /* in all pieces */
 #pragma unroll 1
     for (uint32_t i = 0;; i++) {
         if (!await_piece(m, i)) {
@@ -283,8 +279,7 @@ static __device__ __forceinline__ void gather(const fmlac_mqa &p, pair_plan<BLOC
         bool there = true;
 #pragma unroll 1
         while (there) {
-            ptx_mbarrier_wait(ptx_shared_address(&m->places_full[tile & 1]), use_parity(tile));
-            uint32_t note = __shfl_sync(0xFFFFFFFFu, m->notes[tile & 1], 0);
+            uint32_t note = await_places(m, tile);
             const fmlac_pool &pool = note & NOTE_EXTRA ? p.extra.pool : p.main.pool;
 #pragma unroll 1
             for (; group < TILE_GROUPS; group += warps) {
@@ -292,17 +287,11 @@ static __device__ __forceinline__ void gather(const fmlac_mqa &p, pair_plan<BLOC
                              ring_at<raw_ring<BLOCKS>::GROUPS>(tile * TILE_GROUPS + group), rank);
             }
             group -= TILE_GROUPS;
-            __syncwarp();
-            if (lane == 0) {
-                ptx_mbarrier_arrive(ptx_shared_address(&m->places_empty[tile & 1]));
-            }
+            arrive_together(ptx_shared_address(&m->places_empty[tile & 1]));
             there = (note & NOTE_MORE) != 0;
             tile++;
         }
-        __syncwarp();
-        if (lane == 0) {
-            ptx_mbarrier_arrive(ptx_shared_address(&m->piece_free[i % PIECES]));
-        }
+        arrive_together(ptx_shared_address(&m->piece_free[i % PIECES]));
     }
 }
 

@@ -104,14 +104,6 @@ static __device__ __forceinline__ void start_values_ss(float o[128], uint32_t we
     ptx_wgmma_commit();
 }
 
-static __device__ __forceinline__ void rescale(float o[128], const float factor[2])
-{
-#pragma unroll
-    for (int i = 0; i < 128; i++) {
-        o[i] *= factor[i / 2 % 2];
-    }
-}
-
 /* ---- tiles that rows see only in part ---------------------------------------------------------------------------- */
 
 /* PAGES: rows from `first` on of a loaded tile hold what the page holds there: zeros instead. */

@@ -5,11 +5,10 @@
 
 #include "softmax.cuh"
 
-/* Of base-2 logits, for Q as finish_q leaves it. ABOVE_0: infinite scores stay what they are. */
-template <int ABOVE_0> static __device__ __forceinline__ float scale_of(const fmlac_mqa &p)
+/* Of base-2 logits, for Q as finish_q leaves it; above 0, so that infinite scores stay what they are. */
+static __device__ __forceinline__ float scale_of(const fmlac_mqa &p)
 {
-    float scale = fabsf(p.scale) * LOG2_E;
-    return ABOVE_0 ? fmaxf(scale, 0x1p-126f) : scale;
+    return fmaxf(fabsf(p.scale) * LOG2_E, 0x1p-126f);
 }
 
 /* The copies set out; zeros if the scale is 0. Rows beyond the last are zeros. */

@@ -61,18 +61,9 @@
 #include "source_pages.cuh"
 #include "source_rows.cuh"
 
-#ifndef RELAY_REGISTERS_PAGES
 #define RELAY_REGISTERS_PAGES 216
-#endif
-#ifndef RELAY_REGISTERS_ROWS
-#define RELAY_REGISTERS_ROWS 208
-#endif
-#ifndef RELAY_OPTIMIST_CODES
-#define RELAY_OPTIMIST_CODES 1
-#endif
-#ifndef RELAY_REGISTERS_CODES
+#define RELAY_REGISTERS_ROWS  208
 #define RELAY_REGISTERS_CODES 192
-#endif
 
 #define LEADER_HALF 0 /* of a slot and of the output: dims 0..255 */
 
@@ -82,7 +73,6 @@ template <int SOURCE> struct relay_of {
                                      : SOURCE == SOURCE_ROWS ? RELAY_REGISTERS_ROWS
                                                              : RELAY_REGISTERS_CODES; /* of leader and follower */
     static constexpr int WIDE = SOURCE != SOURCE_CODES;                               /* products of 256 columns */
-    static constexpr int OPTIMIST = SOURCE != SOURCE_CODES || RELAY_OPTIMIST_CODES;   /* registers for weigh_scores */
 };
 
 /* ---- the weights' way to the follower ---------------------------------------------------------------------------- */
@@ -103,14 +93,6 @@ static __device__ __forceinline__ void publish(const uint32_t a[SCORES / 2], con
     if (lane % 4 == 0) {
         m->reference[slot][warp * 16 + lane / 4] = rows.reference[0];
         m->reference[slot][warp * 16 + lane / 4 + 8] = rows.reference[1];
-    }
-}
-
-/* A warp has read a half for the last time. */
-static __device__ __forceinline__ void release(uint32_t free)
-{
-    if (threadIdx.x % 32 == 0) {
-        ptx_mbarrier_arrive(free);
     }
 }
 
@@ -184,32 +166,6 @@ static __device__ __forceinline__ bool weights_of(float s[SCORES], softmax_rows 
     return weigh_scores<F16>(s, rows, a, factor);
 }
 
-/* The same with fewer registers and a longer chain: s becomes the weights. */
-template <int BLOCKS, int F16>
-static __device__ __forceinline__ bool weights_in_place(float s[SCORES], softmax_rows &rows, uint32_t a[SCORES / 2],
-                                                        float factor[2], const plan<BLOCKS> *m, const piece &c,
-                                                        uint32_t slot, uint32_t tile, int32_t first)
-{
-    int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
-    uint32_t mask[2];
-    int32_t limit[2];
-    for (int h = 0; h < 2; h++) { /* the tokens that are there, and those that this thread's rows see */
-        mask[h] = *(const volatile uint32_t *)&m->mask[slot][h];
-        int32_t seen = c.seen[row + 8 * h] - first;
-        limit[h] = seen < TOKENS ? seen : TOKENS;
-    }
-    if (c.all_see < first + TOKENS && c.all_see < c.work.main_count) {
-        clean_tile<F16>(c, tile, first);
-    }
-    scale_scores(s, rows.scale, mask, limit);
-    bool moves = weigh(s, rows, factor);
-#pragma unroll
-    for (int i = 0; i < SCORES / 2; i++) {
-        a[i] = F16 ? ptx_pack_f16(s[2 * i], s[2 * i + 1]) : ptx_pack_bf16(s[2 * i], s[2 * i + 1]);
-    }
-    return moves;
-}
-
 /* PAGES: the tile's last tokens, where the list ends. */
 template <int BLOCKS, int SOURCE>
 static __device__ __forceinline__ void mend_tail(const tile_view &v, const piece &c, uint32_t full, uint32_t parity,
@@ -236,12 +192,11 @@ static __device__ __forceinline__ uint32_t lead(float o[128], softmax_rows &rows
         const uint32_t parity = tile_parity(uses, t), full = ptx_shared_address(m->full[slot]);
         mend_tail<BLOCKS, SOURCE>(v, c, full, parity, first);
         start_scores<BLOCKS, F16>(s, q, v.k, full, parity);
-        uint32_t flags = the::OPTIMIST ? tile_flags(m, c, slot, first) : 0;
+        uint32_t flags = tile_flags(m, c, slot, first);
         ptx_wgmma_wait<0>();
         ptx_wgmma_hold<SCORES>(s);
         more = uniform(*(const volatile uint32_t *)&m->more[slot]);
-        if (the::OPTIMIST ? weights_of<BLOCKS, F16>(s, rows, a, factor, m, c, slot, v.at, first, flags)
-                          : weights_in_place<BLOCKS, F16>(s, rows, a, factor, m, c, slot, v.at, first)) {
+        if (weights_of<BLOCKS, F16>(s, rows, a, factor, m, c, slot, v.at, first, flags)) {
             rescale(o, factor); /* seldom */
         }
         if (ONE_WEIGHTS) { /* the follower is done with the last ones */
@@ -250,18 +205,16 @@ static __device__ __forceinline__ uint32_t lead(float o[128], softmax_rows &rows
         publish<BLOCKS>(a, rows, v.weights_at, m, slot);
         ptx_barrier_arrive(BARRIER_WEIGHTS + slot, 256);
         start_values_rs<F16, the::WIDE>(o, a, v.values[LEADER_HALF]);
-        if (the::OPTIMIST && p.max_logits.data) {
+        if (p.max_logits.data) {
             raise_max(s, top);
         }
         ptx_wgmma_wait<0>();
         ptx_wgmma_hold<128>(o);
-        release(ptx_shared_address(&m->free[slot][LEADER_HALF]));
+        arrive_warp(ptx_shared_address(&m->free[slot][LEADER_HALF]));
         t++;
     } while (more);
-    if (the::OPTIMIST) {
-        rows.max[0] = top[0] * rows.scale;
-        rows.max[1] = top[1] * rows.scale;
-    }
+    rows.max[0] = top[0] * rows.scale;
+    rows.max[1] = top[1] * rows.scale;
     return t;
 }
 
@@ -291,7 +244,7 @@ static __device__ __forceinline__ uint32_t follow(float o[128], plan<BLOCKS> *m,
         more = uniform(*(const volatile uint32_t *)&m->more[slot]);
         ptx_wgmma_wait<0>();
         ptx_wgmma_hold<128>(o);
-        release(ptx_shared_address(&m->free[slot][HALF]));
+        arrive_warp(ptx_shared_address(&m->free[slot][HALF]));
         t++;
     } while (more);
     return t;
@@ -332,7 +285,7 @@ static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> 
         ptx_barrier_sync(BARRIER_MMA, 256); /* Q is there; sums of the piece before have been read */
         float o[128];
         softmax_rows rows = {
-            scale_of<the::OPTIMIST>(p), {-FMLAC_INFINITY, -FMLAC_INFINITY}, {-FMLAC_INFINITY, -FMLAC_INFINITY}, {0, 0}};
+            scale_of(p), {-FMLAC_INFINITY, -FMLAC_INFINITY}, {-FMLAC_INFINITY, -FMLAC_INFINITY}, {0, 0}};
 #pragma unroll
         for (int j = 0; j < 128; j++) {
             o[j] = 0.0f;
@@ -344,10 +297,7 @@ static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> 
             tiles = follow<BLOCKS, F16, SOURCE>(o, m, uses);
         }
         store_rows<BLOCKS>(p, c, o, rows, m, group, group ^ LEADER_HALF);
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) {
-            ptx_mbarrier_arrive(ptx_shared_address(&m->piece_free[i & 1]));
-        }
+        arrive_together(ptx_shared_address(&m->piece_free[i & 1]));
         uses = uses_after(uses, tiles);
     }
 }

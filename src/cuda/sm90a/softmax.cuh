@@ -30,65 +30,6 @@ static __device__ __forceinline__ float shrink(float from, float to)
     return from == to ? 1.0f : ptx_exp2(from - to);
 }
 
-/* Scores to base 2; tokens that are not there, or that a row does not see, become -infinity. In the mask, bits beyond
- * the tile are set. */
-static __device__ __forceinline__ void scale_scores(float s[TOKENS / 2], float scale, const uint32_t mask[2],
-                                                    const int32_t limit[2])
-{
-    int q = threadIdx.x % 4;
-    bool all = (mask[0] & mask[1]) == 0xFFFFFFFFu && limit[0] >= TOKENS && limit[1] >= TOKENS;
-    if (__all_sync(0xFFFFFFFFu, all)) {
-#pragma unroll
-        for (int i = 0; i < TOKENS / 2; i++) {
-            s[i] *= scale;
-        }
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < TOKENS / 2; i++) {
-        int column = i / 4 * 8 + 2 * q + i % 2;
-        bool attended = (mask[i / 16] >> (column % 32) & 1) != 0 && column < limit[i / 2 % 2];
-        s[i] = attended ? s[i] * scale : -FMLAC_INFINITY;
-    }
-}
-
-/*
- * Scaled scores to weights in place. factor[]: what the sums of earlier tiles must be multiplied by. Returns whether
- * any row of the warp has a factor other than 1.
- */
-static __device__ __forceinline__ bool weigh(float s[TOKENS / 2], softmax_rows &rows, float factor[2])
-{
-    float top[2] = {-FMLAC_INFINITY, -FMLAC_INFINITY};
-#pragma unroll
-    for (int i = 0; i < TOKENS / 2; i++) {
-        top[i / 2 % 2] = fmaxf(top[i / 2 % 2], s[i]);
-    }
-    bool moves = false;
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        top[h] = fmaxf(top[h], __shfl_xor_sync(0xFFFFFFFFu, top[h], 1));
-        top[h] = fmaxf(top[h], __shfl_xor_sync(0xFFFFFFFFu, top[h], 2));
-        rows.max[h] = fmaxf(rows.max[h], top[h]);
-        bool grew = top[h] > rows.reference[h] + LAZY;
-        factor[h] = grew ? shrink(rows.reference[h], top[h]) : 1.0f;
-        rows.reference[h] = grew ? top[h] : rows.reference[h];
-        moves = moves || grew;
-    }
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        float base = rows.reference[h] == -FMLAC_INFINITY ? 0.0f : rows.reference[h];
-        float sum = 0.0f;
-#pragma unroll
-        for (int j = 0; j < TOKENS / 8; j++) {
-            s[4 * j + 2 * h] = ptx_exp2(s[4 * j + 2 * h] - base);
-            s[4 * j + 2 * h + 1] = ptx_exp2(s[4 * j + 2 * h + 1] - base);
-            sum += s[4 * j + 2 * h] + s[4 * j + 2 * h + 1];
-        }
-        rows.sum[h] = rows.sum[h] * factor[h] + sum;
-    }
-    return __any_sync(0xFFFFFFFFu, moves);
-}
-
 /*
  * The relay's way, which has no maximum in the chain from scores to weights: weights against the references as they
  * are, and only if a sum shows that one is too low (every row's first tile, and seldom after) maxima, new references
@@ -110,25 +51,11 @@ static __device__ __forceinline__ void hide_scores(float s[TOKENS / 2], const ui
     }
 }
 
-/* 2^(s * scale - base) in 16 bits, as A fragments, and their sums before rounding. */
-template <int F16>
+/* 2^(s * scale - base) in 16 bits, as A fragments, and their sums before rounding. FAR: a reference of the warp may be
+ * far away: that row's scores are scaled and rounded as their maximum was. */
+template <int F16, int FAR>
 static __device__ __forceinline__ void weights_against(const float s[TOKENS / 2], float scale, const float base[2],
                                                        uint32_t a[TOKENS / 4], float sum[2])
-{
-    sum[0] = sum[1] = 0.0f;
-#pragma unroll
-    for (int i = 0; i < TOKENS / 4; i++) {
-        float x = ptx_exp2(fmaf(s[2 * i], scale, -base[i % 2]));
-        float y = ptx_exp2(fmaf(s[2 * i + 1], scale, -base[i % 2]));
-        sum[i % 2] += x + y;
-        a[i] = F16 ? ptx_pack_f16(x, y) : ptx_pack_bf16(x, y);
-    }
-}
-
-/* The same where a reference of the warp is far away: that row's scores are scaled and rounded as their maximum was. */
-template <int F16>
-static __device__ __forceinline__ void weights_from_far(const float s[TOKENS / 2], float scale, const float base[2],
-                                                        uint32_t a[TOKENS / 4], float sum[2])
 {
     sum[0] = sum[1] = 0.0f;
 #pragma unroll
@@ -136,8 +63,11 @@ static __device__ __forceinline__ void weights_from_far(const float s[TOKENS / 2
         float x[2];
 #pragma unroll
         for (int j = 0; j < 2; j++) {
-            float near = fmaf(s[2 * i + j], scale, -base[i % 2]);
-            x[j] = ptx_exp2(fmlac_is_far(base[i % 2]) ? __fmul_rn(s[2 * i + j], scale) - base[i % 2] : near);
+            float score = s[2 * i + j], relative = fmaf(score, scale, -base[i % 2]);
+            if (FAR && fmlac_is_far(base[i % 2])) {
+                relative = __fmul_rn(score, scale) - base[i % 2];
+            }
+            x[j] = ptx_exp2(relative);
         }
         sum[i % 2] += x[0] + x[1];
         a[i] = F16 ? ptx_pack_f16(x[0], x[1]) : ptx_pack_bf16(x[0], x[1]);
@@ -163,9 +93,9 @@ static __device__ __forceinline__ bool weigh_scores(const float s[TOKENS / 2], s
 #pragma unroll 1
     for (;;) {
         if (far) {
-            weights_from_far<F16>(s, rows.scale, base, a, sum);
+            weights_against<F16, 1>(s, rows.scale, base, a, sum);
         } else {
-            weights_against<F16>(s, rows.scale, base, a, sum);
+            weights_against<F16, 0>(s, rows.scale, base, a, sum);
         }
         bool high[2]; /* so are NaN and, before the first, infinity */
 #pragma unroll

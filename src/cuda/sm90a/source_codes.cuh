@@ -61,10 +61,7 @@ template <int BLOCKS> static __device__ __forceinline__ void note_done(plan<BLOC
 {
     uint32_t full = ptx_shared_address(&m->places_full[at]);
     ptx_mbarrier_arrive_copies(full);
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) {
-        ptx_mbarrier_arrive(full);
-    }
+    arrive_together(full);
 }
 
 /* Scales that do not lie in the row; a token per lane. */
@@ -176,10 +173,7 @@ template <int BLOCKS> static __device__ __forceinline__ void find_tiles(const fm
             position += TOKENS;
             tile++;
         }
-        __syncwarp();
-        if (lane == 0) {
-            ptx_mbarrier_arrive(ptx_shared_address(&m->piece_free[i & 1]));
-        }
+        arrive_together(ptx_shared_address(&m->piece_free[i & 1]));
     }
     ptx_mbarrier_wait(ptx_shared_address(&m->places_empty[tile % PLACES]), (tile / PLACES & 1) ^ 1);
     if (lane < CODE_WARPS) {

@@ -259,10 +259,7 @@ template <int BLOCKS> static __device__ __forceinline__ void produce_rows(const 
             t++;
         } while (more);
         uses = there ? uses_after(uses, t) : uses;
-        __syncwarp();
-        if (thread % 32 == 0) {
-            ptx_mbarrier_arrive(ptx_shared_address(&m->piece_free[i & 1]));
-        }
+        arrive_together(ptx_shared_address(&m->piece_free[i & 1]));
     }
     ptx_copy_async_commit();
     ptx_copy_async_wait<0>();
