@@ -124,8 +124,8 @@ static int next_option(int argc, char **argv, const struct option *table)
     if (value == '?' && optopt > 0 && optopt < 256) {
         cli_error("%s: unknown option '-%c'; `flashmla %s --help` lists them", argv[0], optopt, argv[0]);
     } else if (value == '?') {
-        cli_error("%s: unknown or ambiguous option '%s'; `flashmla %s --help` lists them", argv[0], argv[optind - 1],
-                  argv[0]);
+        cli_error("%s: unknown or ambiguous option '%s'; `flashmla %s --help` lists them", argv[0],
+                  argv[optind - 1], argv[0]);
     }
     return value;
 }

@@ -69,10 +69,7 @@ typedef struct cli_options {
     bool json;            /* --json */
 } cli_options;
 
-#define CLI_OPTIONS_INIT                                                                                               \
-    {                                                                                                                  \
-        .device = FMLA_DEVICE_AUTO                                                                                     \
-    }
+#define CLI_OPTIONS_INIT {.device = FMLA_DEVICE_AUTO}
 
 /* Values of the shared long options; a subcommand's own begin at CLI_OPTION_OWN. */
 enum {
@@ -89,28 +86,28 @@ enum {
 };
 
 /* First entries of a subcommand's struct option table. */
-#define CLI_LONG_OPTIONS                                                                                               \
-    {"backend", required_argument, NULL, CLI_OPTION_BACKEND},                                                          \
-        {"device-index", required_argument, NULL, CLI_OPTION_DEVICE_INDEX},                                            \
-        {"isa", required_argument, NULL, CLI_OPTION_ISA}, {"threads", required_argument, NULL, CLI_OPTION_THREADS},    \
-        {"kernels", required_argument, NULL, CLI_OPTION_KERNELS},                                                      \
-        {"profile", required_argument, NULL, CLI_OPTION_PROFILE}, {"strict", no_argument, NULL, CLI_OPTION_STRICT},    \
-        {"json", no_argument, NULL, CLI_OPTION_JSON},                                                                  \
-    {                                                                                                                  \
-        "help", no_argument, NULL, CLI_OPTION_HELP                                                                     \
-    }
+#define CLI_LONG_OPTIONS \
+    {"backend", required_argument, NULL, CLI_OPTION_BACKEND}, \
+    {"device-index", required_argument, NULL, CLI_OPTION_DEVICE_INDEX}, \
+    {"isa", required_argument, NULL, CLI_OPTION_ISA}, \
+    {"threads", required_argument, NULL, CLI_OPTION_THREADS}, \
+    {"kernels", required_argument, NULL, CLI_OPTION_KERNELS}, \
+    {"profile", required_argument, NULL, CLI_OPTION_PROFILE}, \
+    {"strict", no_argument, NULL, CLI_OPTION_STRICT}, \
+    {"json", no_argument, NULL, CLI_OPTION_JSON}, \
+    {"help", no_argument, NULL, CLI_OPTION_HELP}
 
-#define CLI_CUDA_HELP                                                                                                  \
-    "  --kernels NAME      CUDA kernels: best (default), portable or hopper\n"                                         \
-    "  --profile N         shared memory of a block that CUDA kernels may use: 99, 163 or 227 KiB; default all\n"      \
+#define CLI_CUDA_HELP \
+    "  --kernels NAME      CUDA kernels: best (default), portable or hopper\n" \
+    "  --profile N         shared memory of a block that CUDA kernels may use: 99, 163 or 227 KiB; default all\n" \
     "  --strict            a strict context: softmax weights in fp32 on the CPU, no change on CUDA\n"
 
-#define CLI_OPTIONS_HELP                                                                                               \
-    "  --backend NAME      auto, cpu, cuda or oracle (float64 reference); default auto\n"                              \
-    "  --device-index N    which CUDA device; default 0\n"                                                             \
-    "  --isa NAME          CPU tier: scalar, avx2, avx512bf16, amx, neon; default the best\n"                          \
-    "  --threads N         CPU threads; default one per processor\n" CLI_CUDA_HELP                                     \
-    "  --json              print JSON\n"                                                                               \
+#define CLI_OPTIONS_HELP \
+    "  --backend NAME      auto, cpu, cuda or oracle (float64 reference); default auto\n" \
+    "  --device-index N    which CUDA device; default 0\n" \
+    "  --isa NAME          CPU tier: scalar, avx2, avx512bf16, amx, neon; default the best\n" \
+    "  --threads N         CPU threads; default one per processor\n" CLI_CUDA_HELP \
+    "  --json              print JSON\n" \
     "  --help              this text\n"
 
 /* Takes an option of a command. CLI_OK, or CLI_ERROR with the message printed. */
