@@ -151,11 +151,12 @@ static __device__ __forceinline__ void await_message(uint32_t full, uint32_t num
     }
 }
 
-/* The warp has read a message. */
-static __device__ __forceinline__ void release_message(uint32_t empty)
+/* The warp has read a message. Loads from shared memory that products keep busy take longer than the peer's next message,
+ * and an arrival does not wait for them: so which lane arrives depends on `seen`, made from a word of each load. */
+static __device__ __forceinline__ void release_message(uint32_t empty, uint32_t seen)
 {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) {
+    uint32_t lane = __any_sync(0xFFFFFFFFu, seen == 0) ? 1 : 0;
+    if (threadIdx.x % 32 == lane) {
         ptx_mbarrier_arrive_remote(empty + to_peer());
     }
 }
@@ -163,6 +164,7 @@ static __device__ __forceinline__ void release_message(uint32_t empty)
 /* The owner adds the peer's part. */
 template <int BLOCKS> static __device__ __forceinline__ void add_scores(float s[32], const pair_view &v, uint32_t turn)
 {
+    uint32_t seen = 0;
     await_message(PAIR_AT(scores_full), turn, SCORE_BYTES);
 #pragma unroll
     for (int j = 0; j < 8; j++) {
@@ -172,8 +174,9 @@ template <int BLOCKS> static __device__ __forceinline__ void add_scores(float s[
         for (int i = 0; i < 4; i++) {
             s[4 * j + i] += __uint_as_float(x[i]);
         }
+        seen ^= x[3];
     }
-    release_message(PAIR_AT(scores_empty));
+    release_message(PAIR_AT(scores_empty), seen);
 }
 
 /* Weights of a tile, and what the output so far must be multiplied by before. Factors: four lanes share two rows. */
@@ -208,7 +211,7 @@ static __device__ __forceinline__ void take_weights(uint32_t a[16], float factor
     }
     factor[0] = __uint_as_float(both[0]);
     factor[1] = __uint_as_float(both[1]);
-    release_message(PAIR_AT(weights_empty));
+    release_message(PAIR_AT(weights_empty), both[1] ^ a[3] ^ a[7] ^ a[11] ^ a[15]);
 }
 
 /* ---- a warpgroup ------------------------------------------------------------------------------------------------- */
