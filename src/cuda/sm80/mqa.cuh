@@ -33,6 +33,7 @@
 #ifndef FLASHMLA_CUDA_SM80_MQA_CUH
 #define FLASHMLA_CUDA_SM80_MQA_CUH
 
+#include "common/arrive.cuh"
 #include "mqa_expand.cuh"
 #include "mqa_list.cuh"
 #include "mqa_products.cuh"
@@ -360,7 +361,16 @@ static __device__ __forceinline__ void sum_tile(float out[S::MV][S::NV][4], cons
     ptx_mbarrier_wait(s.ready + slot * 8, parity_of(s, at));
     shrink_rows<S>(out, s.shrink + slot * S::ROWS);
     values<S>(out, s.tiles + slot * (S::TOKENS * PITCH), summed_row<S>(), summed_column<S>());
-    arrive_warp(s.free + slot * 8);
+    uint32_t seen = 0; /* a sum of everything that was loaded */
+#pragma unroll
+    for (int m = 0; m < S::MV; m++) {
+        seen ^= __float_as_uint(out[m][0][0]);
+    }
+#pragma unroll
+    for (int n = 1; n < S::NV; n++) {
+        seen ^= __float_as_uint(out[0][n][0]);
+    }
+    arrive_after(s.free + slot * 8, seen);
 }
 
 /* How many tiles the piece has, as far as anybody knows: whoever finds that there are fewer says so, and the others

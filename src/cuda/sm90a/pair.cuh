@@ -151,12 +151,10 @@ static __device__ __forceinline__ void await_message(uint32_t full, uint32_t num
     }
 }
 
-/* The warp has read a message. Loads from shared memory that products keep busy take longer than the peer's next message,
- * and an arrival does not wait for them: so which lane arrives depends on `seen`, made from a word of each load. */
+/* The warp has read a message, of which `seen` is made. */
 static __device__ __forceinline__ void release_message(uint32_t empty, uint32_t seen)
 {
-    uint32_t lane = __any_sync(0xFFFFFFFFu, seen == 0) ? 1 : 0;
-    if (threadIdx.x % 32 == lane) {
+    if (threadIdx.x % 32 == lane_after(seen)) {
         ptx_mbarrier_arrive_remote(empty + to_peer());
     }
 }

@@ -7,6 +7,7 @@
 #ifndef FLASHMLA_CUDA_SM90A_PLAN_CUH
 #define FLASHMLA_CUDA_SM90A_PLAN_CUH
 
+#include "common/arrive.cuh"
 #include "piece.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/warpgroup.cuh"

@@ -210,7 +210,7 @@ static __device__ __forceinline__ uint32_t lead(float o[128], softmax_rows &rows
         }
         ptx_wgmma_wait<0>();
         ptx_wgmma_hold<128>(o);
-        arrive_warp(ptx_shared_address(&m->free[slot][LEADER_HALF]));
+        arrive_after(ptx_shared_address(&m->free[slot][LEADER_HALF]), more);
         t++;
     } while (more);
     rows.max[0] = top[0] * rows.scale;
@@ -244,7 +244,7 @@ static __device__ __forceinline__ uint32_t follow(float o[128], plan<BLOCKS> *m,
         more = uniform(*(const volatile uint32_t *)&m->more[slot]);
         ptx_wgmma_wait<0>();
         ptx_wgmma_hold<128>(o);
-        arrive_warp(ptx_shared_address(&m->free[slot][HALF]));
+        arrive_after(ptx_shared_address(&m->free[slot][HALF]), more);
         t++;
     } while (more);
     return t;
