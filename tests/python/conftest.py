@@ -50,7 +50,8 @@ def judge(request):
 
     seen = published.Judge()
     request.node.user_properties.append(("worst", seen.worst))
-    return seen
+    yield seen
+    published.give_back()
 
 
 def pytest_configure(config):
