@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: MIT
 """arrivals.py OBJECT...: whether kernels arrive at a barrier while loads from shared memory are under way.
 
-An arrival of sm_90 does not wait for the warp's loads. If it lets somebody overwrite what they read, results are wrong
-once in some thousand pieces: no test of a few cases sees it, and the compiler may put loads before arrivals that the
-source has after each other's results. So this reads the machine code (`cuobjdump -sass`): every load names a scoreboard,
-every instruction those it waits for; between a load and an arrival that follows it there must be such a wait. Loads
-further back than WINDOW instructions are not looked at. Exit status 1 if there is none, or no kernel; 77 without
-cuobjdump.
+An arrival of sm_90 does not wait for the warp's loads. If it lets somebody overwrite what they read, results are
+wrong once in some thousand pieces: no test of a few cases sees it, and the compiler may put loads before arrivals
+that the source has after each other's results. So this reads the machine code (`cuobjdump -sass`): every load names a
+scoreboard, every instruction those it waits for; between a load and an arrival that follows it there must be such a
+wait. Loads further back than WINDOW instructions are not looked at. Exit status 1 if there is none, or no kernel; 77
+without cuobjdump.
 """
 
 import itertools
