@@ -114,6 +114,13 @@ static __device__ __forceinline__ void spread_e4m3(uint32_t codes, uint32_t out[
     out[1] = ptx_permute_bytes(codes, 0xB3A2) << 4 & 0x87F087F0u;
 }
 
+/* A pair of bf16 numbers times a float, each rounded to bf16 in the end. */
+static __device__ __forceinline__ uint32_t multiply_pair(uint32_t pair, float factor)
+{
+    float low = __uint_as_float(pair << 16) * factor, high = __uint_as_float(pair & 0xFFFF0000u) * factor;
+    return ptx_pack_bf16(low, high);
+}
+
 /* Four e2m1 codes (16 bits) as bf16. */
 static __device__ __forceinline__ void spread_e2m1(uint32_t codes, uint32_t out[2])
 {

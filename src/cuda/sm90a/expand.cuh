@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * expand.cuh: sixteen codes of one group to bf16 numbers in a tile. Values are code * scale, rounded to bf16 once, for
- * every (code, scale) pair: exactly by a bf16 product where the scale is an easy power of two (every current writer's
- * are) or an e4m3 number, else by the product in float.
+ * every (code, scale) pair: exactly by a bf16 product where the scale is an easy power of two (as most writers make
+ * them) or an e4m3 number, else by the product in float; all at once for float scales of the usual size, one after another
+ * for what is left.
  */
 #ifndef FLASHMLA_CUDA_SM90A_EXPAND_CUH
 #define FLASHMLA_CUDA_SM90A_EXPAND_CUH
@@ -14,7 +15,8 @@
 #define KIND_F32   2u /* scales: f32, e8m0, e4m3 or none */
 #define KIND_E8M0  4u
 #define KIND_E4M3  8u
-#define KIND_FLOAT 16u  /* only products in float are right */
+#define KIND_FLOAT 16u  /* only products in float, one after another, are right */
+#define KIND_MIXED 32u  /* for callers: f32 scales that need be no powers of two */
 #define KIND_USED  128u /* for callers: not 0 */
 #define KIND_ANY   255u /* as a template argument: of codes that have no straight run */
 
@@ -66,9 +68,9 @@ static __device__ __forceinline__ bool codes_are_hard(const uint32_t codes[4], f
     return (nan & 0x80808080u) != 0 || !scale_is_easy(scale);
 }
 
-/* Codes (fp4: the first two words) that are not hard, times their scale as a pair of bf16 numbers, e4m3 codes' 2^120
- * times as large. */
-static __device__ __forceinline__ void multiply_16_easy(bool fp4, const uint32_t codes[4], uint32_t factor,
+/* Codes (fp4: the first two words) that are not hard, times their scale as a pair of bf16 numbers (mixed: as a float),
+ * e4m3 codes' 2^120 times as large. */
+static __device__ __forceinline__ void multiply_16_easy(bool fp4, bool mixed, const uint32_t codes[4], uint32_t factor,
                                                         uint32_t out[8])
 {
 #pragma unroll
@@ -81,7 +83,7 @@ static __device__ __forceinline__ void multiply_16_easy(bool fp4, const uint32_t
     }
 #pragma unroll
     for (int j = 0; j < 8; j++) {
-        out[j] = ptx_multiply_bf16x2(out[j], factor);
+        out[j] = mixed ? multiply_pair(out[j], __uint_as_float(factor)) : ptx_multiply_bf16x2(out[j], factor);
     }
 }
 
@@ -89,7 +91,7 @@ static __device__ __forceinline__ void multiply_16_easy(bool fp4, const uint32_t
 static __device__ __forceinline__ void expand_16_easy(bool fp4, const uint32_t codes[4], uint32_t factor, uint32_t to)
 {
     uint32_t out[8];
-    multiply_16_easy(fp4, codes, factor, out);
+    multiply_16_easy(fp4, false, codes, factor, out);
     ptx_store_shared_128(to, out);
     ptx_store_shared_128(to ^ 16, out + 4);
 }
@@ -145,9 +147,10 @@ static __device__ __forceinline__ void load_four(four_codes *x, uint32_t kind, c
     }
 }
 
-/* Whether a scale of the lane's needs the product in float; `last`: as below. */
-template <int FP4, int F32> static __device__ __forceinline__ bool scales_are_hard(const four_codes &x, bool last)
+/* Whether a scale of the lane's is none for the straight run of a kind; `last`: as below. */
+template <int KIND> static __device__ __forceinline__ bool scales_are_hard(const four_codes &x, bool last)
 {
+    constexpr bool FP4 = KIND & KIND_FP4, F32 = KIND & KIND_F32, MIXED = KIND & KIND_MIXED;
     bool far[2] = {false, false}; /* of the first, of the last two */
     uint32_t fraction[2] = {0, 0};
 #pragma unroll
@@ -157,7 +160,7 @@ template <int FP4, int F32> static __device__ __forceinline__ bool scales_are_ha
             far[i / 2] |= (bits & 0x7F) == 0x7F;
         } else if (F32) {
             far[i / 2] |= bits - (3u << 23) > (131u << 23) + 0x7FFFFFu;
-            fraction[i / 2] |= bits;
+            fraction[i / 2] |= MIXED ? 0 : bits;
         } else {
             far[i / 2] |= bits - 3 > 131;
         }
@@ -175,9 +178,10 @@ template <int FP4, int F32> static __device__ __forceinline__ bool scales_are_ha
  * without a branch, so that they can be mixed; `last`: whether the lane has anything to do in the last two. Says yes if
  * a code of this lane needs the product in float: what was stored is then wrong.
  */
-template <int FP4, int F32>
+template <int KIND>
 static __device__ __forceinline__ bool expand_four(const four_codes &x, const uint32_t to[4], bool last)
 {
+    constexpr bool FP4 = KIND & KIND_FP4, F32 = KIND & KIND_F32, MIXED = KIND & KIND_MIXED;
     uint32_t nan[2] = {0, 0}; /* of the first, of the last two */
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -185,6 +189,8 @@ static __device__ __forceinline__ bool expand_four(const four_codes &x, const ui
         if (FP4) { /* an e4m3 number as bf16, by 2^120 */
             factor = (bits & 0x80) << 8 | (bits & 0x7F) << 4;
             factor = ptx_multiply_bf16x2(factor | factor << 16, 0x7B807B80u);
+        } else if (MIXED) {
+            factor = bits + (120u << 23);
         } else if (F32) {
             factor = __byte_perm(bits, 0, 0x3232) + 120 * 0x00800080u;
         } else {
@@ -194,7 +200,7 @@ static __device__ __forceinline__ bool expand_four(const four_codes &x, const ui
         for (int j = 0; j < 4 && !FP4; j++) {
             nan[i / 2] |= (x.codes[i][j] & 0x7F7F7F7Fu) + 0x01010101u;
         }
-        multiply_16_easy(FP4, x.codes[i], factor, out);
+        multiply_16_easy(FP4, MIXED, x.codes[i], factor, out);
         ptx_store_shared_128_if(i < 2 || last, to[i], out);
         ptx_store_shared_128_if(i < 2 || last, to[i] ^ 16, out + 4);
     }

@@ -50,10 +50,10 @@ typedef struct expand_to {
 /*
  * Eight attended rows of one pool, four passes of two: nothing but loads, products and stores. The raw rows are
  * released once they are in registers, and products are ready when the tile becomes free: the time from there until it
- * is full again is what everybody else waits for. Says no, having done nothing, if a code or a scale of any lane needs
- * the product in float.
+ * is full again is what everybody else waits for. Says no, having done nothing, if a code or a scale of any lane is none
+ * for it. MIXED: float scales need be no powers of two.
  */
-template <int FP4, int F32>
+template <int FP4, int F32, int MIXED>
 static __device__ __forceinline__ bool expand_easy(uint32_t kind, const expand_lane &l, uint32_t raw,
                                                    const expand_to &to)
 {
@@ -79,8 +79,8 @@ static __device__ __forceinline__ bool expand_easy(uint32_t kind, const expand_l
             nan |= codes[i][0] | codes[i][1];
         } else {
             uint32_t exponent = F32 ? factor[i] >> 23 : factor[i];
-            hard = hard || exponent - 3 > 131 || (F32 && (factor[i] & 0x7FFFFF) != 0);
-            factor[i] = (exponent + 120) * 0x00800080u;
+            hard = hard || exponent - 3 > 131 || (F32 && !MIXED && (factor[i] & 0x7FFFFF) != 0);
+            factor[i] = MIXED ? factor[i] + (120u << 23) : (exponent + 120) * 0x00800080u;
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 nan |= (codes[i][j] & 0x7F7F7F7Fu) + 0x01010101u;
@@ -95,7 +95,7 @@ static __device__ __forceinline__ bool expand_easy(uint32_t kind, const expand_l
     arrive_together(to.raw_empty);
 #pragma unroll
     for (int i = 0; i < READY_PASSES; i++) {
-        multiply_16_easy(FP4, codes[i], factor[i], out[i]);
+        multiply_16_easy(FP4, MIXED, codes[i], factor[i], out[i]);
     }
     ptx_mbarrier_wait(to.empty, to.use);
     if (kind != 0) { /* two rows further on: 256 bytes, and one bit of the place in the row is another */
@@ -103,7 +103,7 @@ static __device__ __forceinline__ bool expand_easy(uint32_t kind, const expand_l
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             if (i >= READY_PASSES) {
-                multiply_16_easy(FP4, codes[i], factor[i], out[i]);
+                multiply_16_easy(FP4, MIXED, codes[i], factor[i], out[i]);
             }
             ptx_store_shared_128((at ^ (i * 32)) + i * 256, out[i]);
             ptx_store_shared_128((at ^ (i * 32 + 16)) + i * 256, out[i] + 4);
@@ -133,20 +133,24 @@ static __device__ __forceinline__ void expand_any(const fmlac_pool &pool, uint32
 }
 
 /* A unit; `common`: of the pool's kind what is the same in all lanes; `kind`: the lane's. The likeliest kind last: its
- * instructions follow at once. Tokens with RoPE dims on top have float scales. */
+ * instructions follow at once. Tokens with RoPE dims on top have float scales; mixed: some were no powers of two. */
 template <int BLOCKS>
 static __device__ __forceinline__ void expand_unit(const fmlac_pool &pool, const expand_lane &l, uint32_t common,
-                                                   uint32_t kind, uint32_t raw, const expand_to &to, uint32_t count)
+                                                   uint32_t kind, uint32_t raw, const expand_to &to, uint32_t count,
+                                                   bool *mixed)
 {
     bool done = false;
     if (to.first + UNIT_ROWS <= count) {
-        if (common == ((BLOCKS == 9 ? KIND_E8M0 : KIND_F32) | KIND_USED)) {
-            done = expand_easy<0, BLOCKS == 8>(kind, l, raw, to);
+        if (common == (KIND_F32 | KIND_USED) && *mixed) {
+            done = expand_easy<0, 1, 1>(kind, l, raw, to);
+        } else if (common == ((BLOCKS == 9 ? KIND_E8M0 : KIND_F32) | KIND_USED)) {
+            done = expand_easy<0, BLOCKS == 8, 0>(kind, l, raw, to);
         } else if (common == (KIND_FP4 | KIND_E4M3 | KIND_USED)) {
-            done = expand_easy<1, 0>(kind, l, raw, to);
+            done = expand_easy<1, 0, 0>(kind, l, raw, to);
         } else if (common == ((BLOCKS == 9 ? KIND_F32 : KIND_E8M0) | KIND_USED)) {
-            done = expand_easy<0, BLOCKS == 9>(kind, l, raw, to);
+            done = expand_easy<0, BLOCKS == 9, 0>(kind, l, raw, to);
         }
+        *mixed = *mixed || (common == (KIND_F32 | KIND_USED) && !done);
     }
     if (!done) {
         expand_any(pool, kind, l, raw, to, count);
@@ -159,6 +163,7 @@ static __device__ __forceinline__ void expand(const fmlac_mqa &p, pair_plan<BLOC
 {
     int lane = threadIdx.x % 32, unit = warp; /* of the tile; beyond the last: of later ones */
     uint32_t number = 0;                      /* of the tile, in all pieces */
+    bool mixed = false;
     expand_lane l;
     l.dim = ((lane & 3) | lane >> 3 << 2) * 16;
     l.token = lane >> 2 & 1;
@@ -187,7 +192,7 @@ static __device__ __forceinline__ void expand(const fmlac_mqa &p, pair_plan<BLOC
                 expand_unit<BLOCKS>(extra ? p.extra.pool : p.main.pool, l, extra ? extra_kind : kind,
                                     extra ? l.extra_kind : l.kind,
                                     ptx_shared_address(m->raw[raw.at]) + unit % GROUP_UNITS * (UNIT_ROWS / 2 * RAW_TWO),
-                                    to, note & NOTE_COUNT);
+                                    to, note & NOTE_COUNT, &mixed);
                 if (unit == 0 && lane == 0) {
                     m->stage_notes[stage.at] = note;
                 }

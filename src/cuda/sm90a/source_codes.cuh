@@ -413,7 +413,7 @@ template <int KIND> static __device__ __forceinline__ bool batch_there(const cod
         __syncwarp();
         return true;
     }
-    return __any_sync(0xFFFFFFFFu, scales_are_hard<(KIND & KIND_FP4) != 0, (KIND & KIND_F32) != 0>(b.x, last));
+    return __any_sync(0xFFFFFFFFu, scales_are_hard<KIND>(b.x, last));
 }
 
 /* A batch into a tile. `place`, `rope`: where the lane's first segment and its chunk of RoPE go. hard: the straight run
@@ -426,7 +426,7 @@ static __device__ __forceinline__ void store_batch(const fmlac_pool &pool, const
     const uint32_t to[4] = {place, other, place + 4 * TILE_BYTES, other + 4 * TILE_BYTES};
     ptx_store_shared_128_if(pool.rope_dims > 0, rope, b.rope);
     if constexpr (KIND != KIND_ANY) {
-        hard |= expand_four<(KIND & KIND_FP4) != 0, (KIND & KIND_F32) != 0>(b.x, to, last);
+        hard |= expand_four<KIND>(b.x, to, last);
     }
     if (__any_sync(0xFFFFFFFFu, hard)) {
         uint32_t attended = 0, token = ptx_thread() >> 2 & 1;
@@ -462,6 +462,7 @@ typedef struct code_walk {
     uint32_t tile; /* of all pieces */
     uint32_t t;    /* of the piece's tiles */
     uint32_t note; /* of the tile at hand */
+    bool mixed;    /* float scales were met that are no powers of two */
     slot_uses uses;
 } code_walk;
 
@@ -473,7 +474,8 @@ template <int BLOCKS> static __device__ __forceinline__ void read_note(plan<BLOC
     w.note = uniform(m->notes[at][warp]);
 }
 
-/* The warp's rows of tiles of one pool, until one of the other pool or the end follows. */
+/* The warp's rows of tiles of one pool, until one of the other pool or the end follows, or another run is the right
+ * one. */
 template <int KIND, int BLOCKS>
 static __device__ __forceinline__ void expand_run(const fmlac_mqa &p, plan<BLOCKS> *m, code_walk &w, uint32_t warp,
                                                   uint32_t kind)
@@ -505,6 +507,7 @@ static __device__ __forceinline__ void expand_run(const fmlac_mqa &p, plan<BLOCK
                 ptx_mbarrier_arrive(ptx_shared_address(&m->raw_empty[warp][w.ring.at]));
             }
             ring_next(w.ring);
+            w.mixed |= KIND == KIND_F32 && hard;
             if (batch == 0) {
                 ptx_mbarrier_wait(free, parity);
                 ptx_mbarrier_wait(free + 8, parity);
@@ -522,7 +525,7 @@ static __device__ __forceinline__ void expand_run(const fmlac_mqa &p, plan<BLOCK
             w.t = 0;
         }
         read_note(m, w, warp);
-    } while ((w.note & (NOTE_EXTRA_POOL | NOTE_END)) == of_pool);
+    } while ((w.note & (NOTE_EXTRA_POOL | NOTE_END)) == of_pool && !(KIND == KIND_F32 && w.mixed));
 }
 
 /* An expanding warp. */
@@ -531,15 +534,17 @@ static __device__ __forceinline__ void expand_tiles(const fmlac_mqa &p, plan<BLO
 {
     const uint32_t main = code_kind(p.main.pool);
     const uint32_t extra = p.extra.kind != FMLAC_LIST_NONE ? code_kind(p.extra.pool) : main;
-    code_walk w = {ring_begin<BLOCKS>(p), 0, 0, 0, 0};
+    code_walk w = {ring_begin<BLOCKS>(p), 0, 0, 0, false, 0};
     read_note(m, w, warp);
 #pragma unroll 1
     while ((w.note & NOTE_END) == 0) {
         const uint32_t kind = w.note & NOTE_EXTRA_POOL ? extra : main;
         if (kind == KIND_E8M0) {
             expand_run<KIND_E8M0>(p, m, w, warp, kind);
-        } else if (kind == KIND_F32) {
+        } else if (kind == KIND_F32 && !w.mixed) {
             expand_run<KIND_F32>(p, m, w, warp, kind);
+        } else if (kind == KIND_F32) {
+            expand_run<KIND_F32 | KIND_MIXED>(p, m, w, warp, kind);
         } else if (kind == (KIND_FP4 | KIND_E4M3)) {
             expand_run<KIND_FP4 | KIND_E4M3>(p, m, w, warp, kind);
         } else {

@@ -204,6 +204,8 @@ static void sparse_corners(case_list *list)
         "format=v32,d_qk=576,topk=2176,s_kv=2048,h_q=8,again=8",
         "format=v32,d_qk=576,topk=200,s_kv=400,h_q=16,scales=1,again=16",
         "format=v32,d_qk=576,topk=200,s_kv=400,h_q=16,scales=2",
+        "format=v32,d_qk=576,topk=200,s_kv=400,h_q=128,scales=1,again=2",
+        "format=v32,d_qk=576,topk=200,s_kv=400,h_q=64,scales=2",
         "format=v4,topk=200,s_kv=400,h_q=16,scales=2,misalign=1",
         "format=v41-page,topk=200,s_kv=400,h_q=16,scales=2,page=31",
         "format=v41,extra=v41-fp4,topk=70,e_topk=200,e_kv=400,h_q=16,scales=2,e_page=31",
