@@ -63,14 +63,6 @@ typedef struct station {
 } station;
 
 #define STATIONS_MAX 6
-#define ROUNDS_MAX   15
-
-/* What is measured of one shape: rounds, each with its own limits, because clocks drift and neighbours come and go. */
-typedef struct rounds {
-    bench_time time[ROUNDS_MAX];
-    bench_limit limit[ROUNDS_MAX];
-    int count, middle;
-} rounds;
 
 static int take_option(void *user, int option, const char *argument)
 {
@@ -97,7 +89,7 @@ static int take_option(void *user, int option, const char *argument)
         o->sets = argument;
         return CLI_OK;
     case OPTION_REPEAT:
-        return cli_parse_int("--repeat", argument, 1, ROUNDS_MAX, &o->repeat);
+        return cli_parse_int("--repeat", argument, 1, BENCH_ROUNDS_MAX, &o->repeat);
     case OPTION_LIST:
         o->list = true;
         return CLI_OK;
@@ -122,51 +114,6 @@ static bool wanted(const bench_options *o, const test_case *c)
            (o->format == 0 || c->format == o->format || c->extra == o->format);
 }
 
-static cJSON *shape_json(const test_case *c)
-{
-    cJSON *shape = cJSON_CreateObject();
-    const struct {
-        const char *name;
-        int64_t value;
-    } fields[] = {{"b", c->b},           {"s_q", c->s_q},       {"s_kv", c->s_kv},    {"h_q", c->h_q},
-                  {"h_kv", c->h_kv},     {"d_qk", c->d_qk},     {"d_v", c->d_v},      {"topk", c->topk},
-                  {"e_topk", c->e_topk}, {"page", c->page},     {"e_kv", c->e_kv},    {"e_page", c->e_page},
-                  {"count", c->count},   {"causal", c->causal}, {"varlen", c->varlen}};
-    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
-        cJSON_AddNumberToObject(shape, fields[i].name, (double)fields[i].value);
-    }
-    return shape;
-}
-
-static const char *format_text(const test_case *c, char *text, size_t size)
-{
-    fmla_format_info a = cache_format(c->format, c->d_qk);
-    bool two = c->extra != FMLA_KV_NONE;
-    fmla_format_info b = two ? cache_format(c->extra, c->d_qk) : a;
-    snprintf(text, size, "%s%s%s", a.name, two ? "+" : "", two ? b.name : "");
-    return text;
-}
-
-static cJSON *time_json(const rounds *measured, const bench_time *time)
-{
-    cJSON *t = cJSON_CreateObject();
-    cJSON_AddNumberToObject(t, "median", time->median * 1e6);
-    cJSON_AddNumberToObject(t, "min", time->least * 1e6);
-    cJSON_AddNumberToObject(t, "max", time->most * 1e6);
-    cJSON_AddNumberToObject(t, "runs", time->runs);
-    if (measured->count > 1) {
-        cJSON *medians = cJSON_AddArrayToObject(t, "rounds");
-        for (int i = 0; i < measured->count; i++) {
-            cJSON_AddItemToArray(medians, cJSON_CreateNumber(measured->time[i].median * 1e6));
-        }
-    }
-    if (time->graph > 0) {
-        cJSON_AddNumberToObject(t, "graph", time->graph * 1e6);
-        cJSON_AddNumberToObject(t, "steady", time->steady * 1e6);
-    }
-    return t;
-}
-
 /* "best", "portable 99". */
 static const char *set_name(const station *s, char *text, size_t size)
 {
@@ -178,9 +125,10 @@ static const char *set_name(const station *s, char *text, size_t size)
     return text;
 }
 
-static void print_line(const station *s, const bench_shape *shape, const bench_time *time, double tflops, double gbps,
-                       double share, double goal)
+static void print_line(const station *s, const bench_shape *shape, const bench_rounds *measured, double tflops,
+                       double gbps, double share, double goal)
 {
+    const bench_time *time = &measured->time[measured->middle];
     if (s->device == NULL) {
         char wanted_share[16] = "";
         if (goal > 0) {
@@ -189,22 +137,24 @@ static void print_line(const station *s, const bench_shape *shape, const bench_t
         printf("%-56s %3d %12.1f %10.1f %8.2f %7.1f%%%s\n", shape->name, (int)fmla_context_threads(s->engine.context),
                time->median * 1e6, tflops * 1e3, gbps, 100 * share, wanted_share);
     } else {
-        char graph[16] = "", steady[16] = "", set[32];
+        char span[16] = "", graph[16] = "", steady[16] = "", set[32];
+        if (measured->span.runs > 0) {
+            snprintf(span, sizeof span, "%.1f", measured->span.median * 1e6);
+        }
         if (time->graph > 0) {
             snprintf(graph, sizeof graph, "%.1f", time->graph * 1e6);
             snprintf(steady, sizeof steady, "%.1f", time->steady * 1e6);
         }
-        printf("%-64s %9.1f %8s %8s %7.1f %7.0f %6.1f%% %s\n", shape->name, time->median * 1e6, graph, steady, tflops,
-               gbps, 100 * share, set_name(s, set, sizeof set));
+        printf("%-64s %9.1f %9s %8s %8s %7.1f %7.0f %6.1f%% %s\n", shape->name, time->median * 1e6, span, graph, steady,
+               tflops, gbps, 100 * share, set_name(s, set, sizeof set));
     }
     fflush(stdout);
 }
 
 /* Adds the record and prints its line. */
-static void report(const bench_options *o, const station *s, const bench_shape *shape, const rounds *measured,
+static void report(const bench_options *o, const station *s, const bench_shape *shape, const bench_rounds *measured,
                    const bench_work *work, cJSON *records)
 {
-    char format[64];
     const bench_time *time = &measured->time[measured->middle];
     const bench_limit *here = &measured->limit[measured->middle];
     fmla_isa isa = fmla_context_isa(s->engine.context);
@@ -215,10 +165,7 @@ static void report(const bench_options *o, const station *s, const bench_shape *
     if (memory_limit > 0 && work->bytes / (memory_limit * 1e9) > least) {
         least = work->bytes / (memory_limit * 1e9);
     }
-    cJSON *r = cJSON_CreateObject(), *limit = cJSON_CreateObject();
-    cJSON_AddStringToObject(r, "name", shape->name);
-    cJSON_AddStringToObject(r, "operation", fmla_operation_name((fmla_operation)shape->c.op));
-    cJSON_AddStringToObject(r, "format", format_text(&shape->c, format, sizeof format));
+    cJSON *r = bench_record(shape, measured), *limit = cJSON_CreateObject();
     cJSON_AddStringToObject(r, "backend", fmla_device_name(fmla_context_device(s->engine.context)));
     cJSON_AddStringToObject(r, "isa", s->engine.host ? fmla_isa_name(isa) : "");
     cJSON_AddNumberToObject(r, "threads", s->engine.host ? fmla_context_threads(s->engine.context) : 0);
@@ -226,8 +173,6 @@ static void report(const bench_options *o, const station *s, const bench_shape *
         cJSON_AddStringToObject(r, "kernels", cli_kernels_name(&s->engine.options));
         cJSON_AddNumberToObject(r, "profile_kib", s->engine.options.profile);
     }
-    cJSON_AddItemToObject(r, "shape", shape_json(&shape->c));
-    cJSON_AddItemToObject(r, "time_us", time_json(measured, time));
     cJSON_AddNumberToObject(r, "tflops", tflops);
     cJSON_AddNumberToObject(r, "gbps", gbps);
     cJSON_AddNumberToObject(r, "gbps_published", work->bytes_published / time->median * 1e-9);
@@ -241,7 +186,7 @@ static void report(const bench_options *o, const station *s, const bench_shape *
     }
     cJSON_AddItemToArray(records, r);
     if (o->json == NULL || strcmp(o->json, "-") != 0) {
-        print_line(s, shape, time, tflops, gbps, least / time->median, goal);
+        print_line(s, shape, measured, tflops, gbps, least / time->median, goal);
     }
 }
 
@@ -265,7 +210,7 @@ static bench_limit round_limit(const station *s, int64_t of)
 }
 
 static fmla_status run_rounds(const bench_options *o, station *s, problem *p, fmla_operation op, const any_args *args,
-                              rounds *measured)
+                              bench_rounds *measured)
 {
     fmla_status status = FMLA_OK;
     int64_t wanted = o->repeat > 0 ? o->repeat : s->device ? 3 : 1;
@@ -283,6 +228,9 @@ static fmla_status run_rounds(const bench_options *o, station *s, problem *p, fm
         }
         measured->middle = below == (measured->count - 1) / 2 ? i : measured->middle;
     }
+    if (s->device && status == FMLA_OK) {
+        status = bench_measure_span(&s->engine, s->device, &p->mem, op, args, (int32_t)o->runs, &measured->span);
+    }
     return status;
 }
 
@@ -296,7 +244,7 @@ static bench_work plain_work(const test_case *c)
 static int run_station(const bench_options *o, station *s, problem *p, const any_args *args, const bench_shape *shape,
                        const bench_work *work, cJSON *records)
 {
-    rounds measured;
+    bench_rounds measured;
     fmla_status status = run_rounds(o, s, p, (fmla_operation)shape->c.op, args, &measured);
     if (status == FMLA_ERROR_UNSUPPORTED) {
         printf("%-56s not offered: %s\n", shape->name, engine_error(&s->engine));
@@ -484,10 +432,11 @@ static void print_head(const bench_options *o, const station *stations, int coun
     }
     if (stations[0].device) {
         printf("limits: %.1f TFLOP/s bf16 matrix products, %.0f GB/s copies; times in us, with cold caches\n"
+               "us: between events around a call; span: from its first kernel's begin to its last one's end, by CUPTI\n"
                "graph: one call in a graph; steady: a call of many in a graph, caches warm\n\n"
-               "%-64s %9s %8s %8s %7s %7s %7s\n",
-               stations[0].limit.gemm * 1e-3, stations[0].limit.copy, "shape", "us", "graph", "steady", "TFLOP/s",
-               "GB/s", "limit");
+               "%-64s %9s %9s %8s %8s %7s %7s %7s\n",
+               stations[0].limit.gemm * 1e-3, stations[0].limit.copy, "shape", "us", "span", "graph", "steady",
+               "TFLOP/s", "GB/s", "limit");
         return;
     }
     for (int i = 0; i < count; i++) {

@@ -81,6 +81,9 @@ typedef struct bench_time {
  */
 fmla_status bench_measure(engine *e, bench_device *device, memory *m, fmla_operation op, const any_args *args,
                           int32_t runs, bench_time *time);
+/* The same call's span of kernels; for a device. */
+fmla_status bench_measure_span(engine *e, bench_device *device, memory *m, fmla_operation op, const any_args *args,
+                               int32_t runs, bench_span *span);
 /* What a call with one task a thread takes longer than one with a single task, in microseconds; host only. */
 fmla_status bench_fork(engine *e, double *microseconds);
 double bench_now(void);
@@ -90,6 +93,21 @@ int bench_bytes_problem(problem *p, const test_case *c, engine *maker, any_args 
 bool bench_small_problem(memory *m, const test_case *c, any_args *args);
 /* Bytes that such a call reads and writes. */
 double bench_bytes_of(const test_case *c);
+
+/* ---- records (bench/record.c) -------------------------------------------------------------------------------- */
+
+#define BENCH_ROUNDS_MAX 15
+
+/* What is measured of one shape: rounds, each with its own limits, because clocks drift and neighbours come and go. */
+typedef struct bench_rounds {
+    bench_time time[BENCH_ROUNDS_MAX];
+    bench_limit limit[BENCH_ROUNDS_MAX];
+    int count, middle;
+    bench_span span; /* CUDA: after the rounds, so that recording does not disturb them */
+} bench_rounds;
+
+/* What was measured, and of what: names of shape, operation and format, sizes, times in microseconds. */
+cJSON *bench_record(const bench_shape *shape, const bench_rounds *measured);
 
 /* ---- ratios (bench/ratios.c) --------------------------------------------------------------------------------- */
 

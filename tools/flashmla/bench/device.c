@@ -52,6 +52,7 @@ struct bench_device {
     uintptr_t fill;
     size_t fill_size;
     matrix_product gemm;
+    bench_trace *trace; /* NULL: no CUPTI */
 };
 
 static int compare_doubles(const void *a, const void *b)
@@ -302,6 +303,99 @@ fmla_status bench_device_graph(bench_device *d, bench_enqueue enqueue, void *use
     return status;
 }
 
+/* ---- spans of kernels ---------------------------------------------------------------------------------------- */
+
+/* What one run showed: kernels in the order of their beginnings, the last of them not always the last to end. */
+typedef struct traced_run {
+    int count; /* BENCH_KERNELS_MAX at most, else 0 */
+    bench_kernel kernels[BENCH_KERNELS_MAX];
+} traced_run;
+
+static fmla_status trace_run(bench_device *d, bench_enqueue enqueue, void *user, traced_run *run)
+{
+    fmla_status status = rest(d);
+    if (status == FMLA_OK) {
+        status = enqueue(user, d->stream);
+    }
+    int code = d->driver.stream_wait(d->stream);
+    if (status == FMLA_OK && code != 0) {
+        status = fault("the device", code);
+    }
+    int count = bench_trace_take(d->trace, run->kernels);
+    run->count = count > 0 && count <= BENCH_KERNELS_MAX ? count : 0;
+    return status;
+}
+
+static double run_span(const traced_run *run)
+{
+    uint64_t end = 0;
+    for (int k = 0; k < run->count; k++) {
+        end = run->kernels[k].end > end ? run->kernels[k].end : end;
+    }
+    return run->count > 0 ? (double)(end - run->kernels[0].begin) * 1e-9 : 0;
+}
+
+static bool same_kernels(const traced_run *a, const traced_run *b)
+{
+    bool same = a->count == b->count;
+    for (int k = 0; k < a->count && same; k++) {
+        same = strcmp(a->kernels[k].name, b->kernels[k].name) == 0;
+    }
+    return same;
+}
+
+static void summarise_parts(const traced_run *all, int32_t runs, bench_span *span)
+{
+    double begins[RUNS_MAX], lengths[RUNS_MAX];
+    for (int32_t i = 1; i < runs; i++) {
+        if (!same_kernels(&all[0], &all[i])) {
+            return;
+        }
+    }
+    for (int k = 0; k < all[0].count; k++) {
+        bench_part *part = &span->part[k];
+        for (int32_t i = 0; i < runs; i++) {
+            const bench_kernel *kernel = &all[i].kernels[k];
+            begins[i] = (double)(kernel->begin - all[i].kernels[0].begin) * 1e-9;
+            lengths[i] = (double)(kernel->end - kernel->begin) * 1e-9;
+        }
+        snprintf(part->name, sizeof part->name, "%s", all[0].kernels[k].name);
+        part->begin = median(begins, runs);
+        part->length = median(lengths, runs);
+    }
+    span->parts = all[0].count;
+}
+
+fmla_status bench_device_span(bench_device *d, bench_enqueue enqueue, void *user, int32_t runs, bench_span *span)
+{
+    double spans[RUNS_MAX];
+    memset(span, 0, sizeof *span);
+    runs = runs < RUNS_MAX ? runs : RUNS_MAX;
+    if (d->trace == NULL || !bench_trace_start(d->trace)) {
+        return FMLA_OK;
+    }
+    traced_run *all = xcalloc((size_t)runs, sizeof *all);
+    fmla_status status = trace_run(d, enqueue, user, &all[0]); /* CUPTI's own first steps */
+    bool seen = true;
+    for (int32_t i = 0; i < runs && status == FMLA_OK; i++) {
+        status = trace_run(d, enqueue, user, &all[i]);
+        spans[i] = run_span(&all[i]);
+        seen = seen && spans[i] > 0;
+    }
+    bench_trace_stop(d->trace);
+    if (status == FMLA_OK && seen) {
+        span->runs = runs;
+        span->median = median(spans, runs);
+        span->least = spans[0]; /* in order now */
+        span->most = spans[runs - 1];
+        summarise_parts(all, runs, span);
+    } else if (status == FMLA_OK) {
+        fprintf(stderr, "flashmla: CUPTI has seen no kernels, or too many\n");
+    }
+    free(all);
+    return status;
+}
+
 /* ---- opening ------------------------------------------------------------------------------------------------- */
 
 static int open_parts(bench_device *d, int32_t index)
@@ -337,6 +431,7 @@ int bench_device_open(bench_device **device, int32_t index)
     if (!d->gemm.ready) {
         fprintf(stderr, "flashmla: no cuBLASLt, or it fails: the compute limit is not measured (--limit-tflops)\n");
     }
+    d->trace = bench_trace_open();
     *device = d;
     return CLI_OK;
 }
@@ -347,6 +442,7 @@ void bench_device_close(bench_device *d)
         return;
     }
     close_gemm(d);
+    bench_trace_close(d->trace);
     if (d->fill != 0) {
         d->driver.release(d->fill);
     }

@@ -6,6 +6,7 @@
 #ifndef FLASHMLA_TOOL_BENCH_DEVICE_H
 #define FLASHMLA_TOOL_BENCH_DEVICE_H
 
+#include "bench/trace.h"
 #include "program.h"
 
 typedef struct bench_device bench_device;
@@ -13,7 +14,7 @@ typedef struct bench_device bench_device;
 /* Enqueues one call on the device's stream. */
 typedef fmla_status (*bench_enqueue)(void *user, void *stream);
 
-/* CLI_OK, or CLI_ERROR with the message printed. Without cuBLASLt a line says so and gemm() is 0. */
+/* CLI_OK, or CLI_ERROR with the message printed. Without cuBLASLt or CUPTI a line says so, and what needs it is 0. */
 int bench_device_open(bench_device **device, int32_t index);
 void bench_device_close(bench_device *d);
 
@@ -30,5 +31,22 @@ fmla_status bench_device_time(bench_device *d, bench_enqueue enqueue, void *user
 /* The same of a graph that holds one call, and (steady) seconds per call of a graph of many, run again at once. */
 fmla_status bench_device_graph(bench_device *d, bench_enqueue enqueue, void *user, int32_t runs, double *seconds,
                                double *steady);
+
+/* One kernel of a call: when it began after the call's first one, and how long it ran. Seconds, medians of the runs. */
+typedef struct bench_part {
+    char name[64];
+    double begin, length;
+} bench_part;
+
+/* From the beginning of a call's first kernel to the end of its last; runs 0: not measured. */
+typedef struct bench_span {
+    double median, least, most; /* seconds */
+    int32_t runs;
+    int parts; /* 0: not the same kernels in every run */
+    bench_part part[BENCH_KERNELS_MAX];
+} bench_span;
+
+/* The same calls again, now recorded by CUPTI. Where that is not installed runs is 0, and the status OK. */
+fmla_status bench_device_span(bench_device *d, bench_enqueue enqueue, void *user, int32_t runs, bench_span *span);
 
 #endif

@@ -7,19 +7,14 @@
 
 #include "program.h"
 
-typedef struct entry {
-    const char *name;
-    size_t offset;
-} entry;
-
-static const char *fill(void *library, const entry *entries, size_t count, void *table)
+const char *bench_symbols_find(void *library, const bench_symbol *symbols, size_t count, void *table)
 {
     for (size_t i = 0; i < count; i++) {
-        void *symbol = dlsym(library, entries[i].name);
+        void *symbol = dlsym(library, symbols[i].name);
         if (symbol == NULL) {
-            return entries[i].name;
+            return symbols[i].name;
         }
-        memcpy((char *)table + entries[i].offset, &symbol, sizeof symbol);
+        memcpy((char *)table + symbols[i].offset, &symbol, sizeof symbol);
     }
     return NULL;
 }
@@ -29,7 +24,7 @@ static const char *fill(void *library, const entry *entries, size_t count, void 
 
 int bench_driver_open(bench_driver *driver)
 {
-    static const entry entries[] = {
+    static const bench_symbol symbols[] = {
         D("cuInit", init),
         D("cuDeviceGet", device_get),
         D("cuDevicePrimaryCtxRetain", primary_retain),
@@ -59,7 +54,7 @@ int bench_driver_open(bench_driver *driver)
     if (driver->library == NULL) {
         return cli_error("the CUDA driver (libcuda.so.1) cannot be loaded: %s", dlerror());
     }
-    const char *missing = fill(driver->library, entries, sizeof entries / sizeof entries[0], driver);
+    const char *missing = bench_symbols_find(driver->library, symbols, sizeof symbols / sizeof symbols[0], driver);
     if (missing != NULL) {
         dlclose(driver->library);
         return cli_error("the CUDA driver lacks %s", missing);
@@ -69,7 +64,7 @@ int bench_driver_open(bench_driver *driver)
 
 bool bench_blas_open(bench_blas *blas)
 {
-    static const entry entries[] = {
+    static const bench_symbol symbols[] = {
         B("cublasLtCreate", create),
         B("cublasLtDestroy", destroy),
         B("cublasLtMatmulDescCreate", operation_create),
@@ -90,7 +85,8 @@ bool bench_blas_open(bench_blas *blas)
     for (size_t i = 0; i < sizeof names / sizeof names[0] && blas->library == NULL; i++) {
         blas->library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
     }
-    if (blas->library != NULL && fill(blas->library, entries, sizeof entries / sizeof entries[0], blas) != NULL) {
+    if (blas->library != NULL &&
+        bench_symbols_find(blas->library, symbols, sizeof symbols / sizeof symbols[0], blas) != NULL) {
         dlclose(blas->library);
         blas->library = NULL;
     }

@@ -7,6 +7,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* A function of a library, and where its pointer goes in a table of such. */
+typedef struct bench_symbol {
+    const char *name;
+    size_t offset;
+} bench_symbol;
+
+/* Fills a table. NULL, or the name of the function that the library lacks. */
+const char *bench_symbols_find(void *library, const bench_symbol *symbols, size_t count, void *table);
+
 /* CUresult, CUdevice and enumerations are ints, addresses are uintptr_t, handles are pointers. */
 typedef struct bench_driver {
     void *library;

@@ -56,6 +56,13 @@ static fmla_status enqueue(void *user, void *stream)
     return engine_call(call->engine, call->op, call->bound);
 }
 
+/* Copies to the device are not in the order of its stream. */
+static fmla_status bind_on_device(engine *e, memory *m, fmla_operation op, const any_args *args, any_args *bound)
+{
+    fmla_status status = engine_bind(e, m, op, args, bound);
+    return status == FMLA_OK ? engine_wait(e, m) : status;
+}
+
 static fmla_status measure_on_device(bench_device *device, device_call *call, int32_t runs, bench_time *time)
 {
     double samples[RUNS_MAX];
@@ -80,14 +87,12 @@ fmla_status bench_measure(engine *e, bench_device *device, memory *m, fmla_opera
     any_args bound;
     double samples[RUNS_MAX], once = 0;
     memset(time, 0, sizeof *time);
-    fmla_status status = engine_bind(e, m, op, args, &bound);
-    if (device != NULL && status == FMLA_OK) {
-        status = engine_wait(e, m); /* copies there are not in the order of the device's stream */
-    }
-    if (device != NULL && status == FMLA_OK) {
+    if (device != NULL) {
         device_call call = {e, op, &bound};
-        return measure_on_device(device, &call, runs, time);
+        fmla_status bind = bind_on_device(e, m, op, args, &bound);
+        return bind == FMLA_OK ? measure_on_device(device, &call, runs, time) : bind;
     }
+    fmla_status status = engine_bind(e, m, op, args, &bound);
     /* The first call makes room, the second is warm; a long one is warm enough. */
     for (int i = 0; i < 2 && status == FMLA_OK && once < 0.1; i++) {
         status = sample(e, m, op, &bound, &once);
@@ -105,6 +110,19 @@ fmla_status bench_measure(engine *e, bench_device *device, memory *m, fmla_opera
     if (status == FMLA_OK) {
         summarise(samples, wanted, time);
     }
+    return status;
+}
+
+fmla_status bench_measure_span(engine *e, bench_device *device, memory *m, fmla_operation op, const any_args *args,
+                               int32_t runs, bench_span *span)
+{
+    any_args bound;
+    device_call call = {e, op, &bound};
+    fmla_status status = bind_on_device(e, m, op, args, &bound);
+    if (status == FMLA_OK) {
+        status = bench_device_span(device, enqueue, &call, runs > 0 ? runs : DEVICE_RUNS, span);
+    }
+    e->stream = NULL;
     return status;
 }
 
