@@ -63,17 +63,26 @@ def table(head, rows):
 
 
 def ratio(record, other, limit):
-    """How much faster than the published one, each as a share of its run's limit: the limit that is nearer."""
+    """How much faster than the published one, each as a share of its run's limit: the limit that is nearer.
+
+    A published time is a span of kernels and is compared with ours; with "*" where ours was only taken between events.
+    """
     own = record["limit"]
     shares = {kind: share(record[kind], own[kind]) or 0 for kind in ("gbps", "tflops")}
     near = max(shares, key=shares.get)
+    mark = ""
     if "us" in other:
-        faster = other["us"] / record["time_us"]["median"]
+        mark = "" if "span_us" in record else " *"
+        faster = other["us"] / record.get("span_us", record["time_us"])["median"]
     elif "tflops" in other:
         faster = record["tflops"] / other["tflops"]
     else:
-        return None
-    return faster * limit[near] / own[near] if own[near] else None
+        return ""
+    return cell(faster * limit[near] / own[near], 2, mark) if own[near] else ""
+
+
+def span(record):
+    return cell(record["span_us"]["median"] if "span_us" in record else None, 1)
 
 
 def compared(device, files):
@@ -89,14 +98,15 @@ def compared(device, files):
         slow, other, own = portable.get(name), others.get(name, {}), record["limit"]
         ours = share(record["tflops"], own["tflops"])
         rows.append([
-            short(name), cell(record["time_us"]["median"], 1), cell(record["tflops"]), cell(ours, 0, " %"),
+            short(name), cell(record["time_us"]["median"], 1), span(record),
+            cell(record["tflops"]), cell(ours, 0, " %"),
             cell(record["gbps"]), cell(share(record["gbps"], own["gbps"]), 0, " %"),
             cell(slow and slow["tflops"]), cell(slow and slow["gbps"]), cell(other.get("us"), 1),
-            cell(other.get("tflops")), cell(ratio(record, other, limit), 2),
+            cell(other.get("tflops")), ratio(record, other, limit),
         ])
     if not rows:
         return ["No results yet."]
-    return table(["shape", "us", "TFLOPS", "of GEMM", "GB/s", "of copy", "portable TFLOPS", "portable GB/s",
+    return table(["shape", "us", "span us", "TFLOPS", "of GEMM", "GB/s", "of copy", "portable TFLOPS", "portable GB/s",
                   "published us", "published TFLOPS", "ratio of shares"], rows)
 
 
@@ -105,10 +115,11 @@ def latency(device):
     for name, record in newest(device).get(("best", 0), {}).items():
         time = record["time_us"]
         if "graph" in time and time["median"] < 200:
-            rows.append([short(name), cell(time["median"], 1), cell(time["graph"], 1), cell(time["steady"], 1)])
+            rows.append([short(name), cell(time["median"], 1), span(record), cell(time["graph"], 1),
+                         cell(time["steady"], 1)])
     if not rows:
         return ["No results yet."]
-    return table(["shape", "us", "in a graph", "one of many in a graph, warm"], rows)
+    return table(["shape", "us", "span us", "in a graph", "one of many in a graph, warm"], rows)
 
 
 def profiles(device):

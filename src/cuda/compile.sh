@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 # compile.sh <nvcc> <arguments>: compiles, keeps what ptxas says about each kernel beside the object (<object>.resources: kernel,
-# architecture, registers, static shared memory) and fails if a function of ours spills registers or has a stack frame (C112).
-# FLASH_MLA_SKIP_REG_SPILL_CHECK=1 leaves that check out.
+# architecture, registers, static shared memory) and fails if a function of ours spills registers or has a stack frame (C112), or if
+# ptxas makes wgmma wait for each other, which it only mentions. FLASH_MLA_SKIP_REG_SPILL_CHECK=1 leaves these checks out.
 object=
 previous=
 for argument in "$@"; do
@@ -35,8 +35,13 @@ awk -v q="'" '
             bad = 1
         }
     }
+    /wgmma.* are serialized/ {
+        print "error: " $0
+        bad = 1
+    }
     END { exit bad }' "$log" >&2 || {
     rm -f "$object" "$object.resources"
-    echo "error: kernels must not spill registers or use a stack frame; FLASH_MLA_SKIP_REG_SPILL_CHECK=1 skips this check" >&2
+    echo "error: kernels must not spill registers, use a stack frame or have their wgmma serialized;" \
+        "FLASH_MLA_SKIP_REG_SPILL_CHECK=1 skips this check" >&2
     exit 1
 }
