@@ -58,6 +58,15 @@ class Bench(ProgramTest):
         self.assertTrue(names)
         self.assertEqual(len(names), len(set(names)))
 
+    def test_ablations_are_pairs_of_calls(self):
+        for name, variants in (("crossover", ["alone", "pairs"]), ("splits", ["whole", "cut"]),
+                               ("dequant", ["bf16", "v32-any-scale", "v32"])):
+            names = self.good("bench", "--backend", "cuda", "--ablate", name, "--list").split()
+            calls = [line.split("/", 3)[3] for line in names]
+            self.assertEqual(names, [f"ablate/{name}/{v}/{call}" for call in dict.fromkeys(calls) for v in variants])
+        self.bad("'x' is none of crossover", "bench", "--backend", "cuda", "--ablate", "x")
+        self.bad("--ablate: for --backend cuda", "bench", "--ablate", "splits")
+
     def shapes(self, ratios):
         tree = {"for": "cpu", "groups": [{"name": "g", "operation": "merge", "topk": [2, 3]}], "ratios": ratios}
         (self.folder / "own.json").write_text(json.dumps(tree))

@@ -207,17 +207,17 @@ static int parse_backend(cli_options *options, const char *name)
 }
 
 /* In the order of cuda_kernels. */
-static const char *const kernel_sets[] = {"best", "portable", "hopper"};
+static const char *const kernel_sets[] = {"best", "portable", "hopper", "unpaired"};
 
 static int parse_kernels(cli_options *options, const char *name)
 {
-    for (int32_t set = 0; set < 3; set++) {
+    for (int32_t set = 0; set < 4; set++) {
         if (strcmp(name, kernel_sets[set]) == 0) {
             options->kernels = set;
             return CLI_OK;
         }
     }
-    return cli_error("--kernels: '%s' is none of best, portable, hopper", name);
+    return cli_error("--kernels: '%s' is none of best, portable, hopper, unpaired", name);
 }
 
 static int parse_profile(cli_options *options, const char *text)

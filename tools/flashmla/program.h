@@ -98,7 +98,7 @@ enum {
     {"help", no_argument, NULL, CLI_OPTION_HELP}
 
 #define CLI_CUDA_HELP \
-    "  --kernels NAME      CUDA kernels: best (default), portable or hopper\n" \
+    "  --kernels NAME      CUDA kernels: best (default), portable, hopper, or unpaired (Hopper's without pairs)\n" \
     "  --profile N         shared memory of a block that CUDA kernels may use: 99, 163 or 227 KiB; default all\n" \
     "  --strict            a strict context: softmax weights in fp32 on the CPU, no change on CUDA\n"
 

@@ -94,9 +94,9 @@ static fmla_status read_device(fmlac_state *state, const fmla_context_config *co
         state->shared_block = kib * 1024;
     }
     fmlac_hopper_open(state, kernels);
-    if (kernels == 2 && !state->hopper) {
+    if (kernels >= 2 && !state->hopper) {
         return fmlai_fail(error, FMLA_ERROR_UNSUPPORTED,
-                          "cuda_kernels: 2 (Hopper); this device or this build offers 1 (portable)");
+                          "cuda_kernels: %d (Hopper); this device or this build offers 1 (portable)", (int)kernels);
     }
     return FMLA_OK;
 }

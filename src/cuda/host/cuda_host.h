@@ -24,6 +24,7 @@ typedef struct fmlac_state {
     bool check;            /* FLASHMLA_CHECK=1 */
     fmlac_report *report;  /* device memory, with check only */
     bool hopper;             /* the kernels of sm90a/ may be used */
+    bool pairs;              /* and those of pairs of blocks */
     void *encode_tensor_map; /* the driver's cuTensorMapEncodeTiled; NULL: no TMA */
 } fmlac_state;
 

@@ -65,6 +65,7 @@ void fmlac_hopper_open(fmlac_state *state, int32_t wanted)
 {
     enum cudaDriverEntryPointQueryResult found;
     state->hopper = state->capability == 90 && wanted != 1 && state->shared_block >= SHARED_MAX;
+    state->pairs = wanted != 3;
     state->encode_tensor_map = NULL;
     if (state->hopper && (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &state->encode_tensor_map, 12000,
                                                            cudaEnableDefault, &found) != cudaSuccess ||
@@ -121,8 +122,8 @@ static bool pair_reads(const fmlac_list *list)
 /* More than 64 heads of quantised tokens: two blocks share the expanding. */
 static const fmlac_kernel *choose_pair(const fmlac_state *state, const fmlac_mqa *p, bool extra)
 {
-    bool fits = state->processors >= 2 && p->h_q / p->h_kv > FMLAC_HOPPER_ROWS && pair_reads(&p->main) &&
-                (!extra || pair_reads(&p->extra));
+    bool fits = state->pairs && state->processors >= 2 && p->h_q / p->h_kv > FMLAC_HOPPER_ROWS &&
+                pair_reads(&p->main) && (!extra || pair_reads(&p->extra));
     return fits ? &pairs[p->d_qk > 512] : NULL;
 }
 

@@ -17,6 +17,7 @@ enum {
     OPTION_RUNS,
     OPTION_REPEAT,
     OPTION_SETS,
+    OPTION_ABLATE,
     OPTION_LIST,
     OPTION_PLOT,
     OPTION_LIMIT_TFLOPS,
@@ -31,6 +32,8 @@ static const char usage[] =
     "  --format NAME       only shapes with this KV format as main or extra cache\n"
     "  --shape TEXT        only shapes whose name contains this; of all files (see --list)\n"
     "  --case TEXT         one shape in the words of `flashmla check`: \"op=dense_decode,b=4,...\"\n"
+    "  --ablate NAME       cuda: calls with a technique and without: crossover (two blocks share the expanding of\n"
+    "                      tokens), splits (lists are cut), dequant (quantised tokens)\n"
     "  --runs N            timed runs; default 5 to 50, about half a second; cuda 10, each with cold caches\n"
     "  --list              print the shapes' names\n"
     "  --json FILE         write the records ('-': standard output)\n"
@@ -50,7 +53,7 @@ typedef struct bench_options {
     cli_options shared;
     int operation;
     int64_t format, runs, repeat;
-    const char *shape, *shapes, *one, *json, *plot, *sets;
+    const char *shape, *shapes, *one, *json, *plot, *sets, *ablate;
     double limit_tflops, limit_gbps;
     bool list;
 } bench_options;
@@ -87,6 +90,9 @@ static int take_option(void *user, int option, const char *argument)
         return cli_parse_int("--runs", argument, 1, 1000, &o->runs);
     case OPTION_SETS:
         o->sets = argument;
+        return CLI_OK;
+    case OPTION_ABLATE:
+        o->ablate = argument;
         return CLI_OK;
     case OPTION_REPEAT:
         return cli_parse_int("--repeat", argument, 1, BENCH_ROUNDS_MAX, &o->repeat);
@@ -256,22 +262,27 @@ static int run_station(const bench_options *o, station *s, problem *p, const any
     return CLI_OK;
 }
 
-/* The same in the tier that the shape is about. */
-static int run_tier(const bench_options *o, station *s, problem *p, const any_args *args, const bench_shape *shape,
+/* The same in the tier, or with the kernels, that the shape is about. */
+static int run_other(const bench_options *o, station *s, problem *p, const any_args *args, const bench_shape *shape,
                     const bench_work *work, cJSON *records)
 {
     station other = *s;
     cli_options options = s->engine.options;
-    options.isa = shape->isa;
-    options.threads = fmla_context_threads(s->engine.context);
-    if (!fmla_isa_available(shape->isa)) {
+    int status = CLI_OK;
+    if (s->engine.host) {
+        options.isa = shape->isa;
+        options.threads = fmla_context_threads(s->engine.context);
+    } else {
+        status = cli_option(&options, CLI_OPTION_KERNELS, shape->kernels);
+    }
+    if (s->engine.host && !fmla_isa_available(shape->isa)) {
         printf("%-56s no %s here\n", shape->name, fmla_isa_name(shape->isa));
         return CLI_OK;
     }
-    if (engine_open(&other.engine, &options) != CLI_OK) {
+    if (status != CLI_OK || engine_open(&other.engine, &options) != CLI_OK) {
         return CLI_ERROR;
     }
-    int status = run_station(o, &other, p, args, shape, work, records);
+    status = run_station(o, &other, p, args, shape, work, records);
     engine_close(&other.engine);
     return status;
 }
@@ -292,9 +303,9 @@ static int run_shape(const bench_options *o, station *stations, int count, const
     bench_work work = attention ? bench_work_of(&p) : plain_work(&shape->c);
     for (int i = 0; i < count && status == CLI_OK; i++) {
         station *s = &stations[i];
-        bool tier = s->engine.host && shape->isa != FMLA_ISA_AUTO;
+        bool other = s->engine.host ? shape->isa != FMLA_ISA_AUTO : shape->kernels != NULL;
         p.mem.resident = i > 0; /* the tensors are there already, and nobody looks at the results */
-        status = (tier ? run_tier : run_station)(o, s, &p, &args, shape, &work, records);
+        status = (other ? run_other : run_station)(o, s, &p, &args, shape, &work, records);
     }
     problem_free(&p);
     return status;
@@ -497,7 +508,11 @@ static int make_list(const bench_options *o, bench_shapes *list)
         return case_parse(&list->shapes[0].c, o->one, error, sizeof error) == 0 ? CLI_OK : cli_error("--%s", error);
     }
     fmla_device device = o->shared.device == FMLA_DEVICE_CUDA ? FMLA_DEVICE_CUDA : FMLA_DEVICE_CPU;
-    int status = bench_shapes_read(list, o->shapes, device, o->shape);
+    if (o->ablate != NULL && (device != FMLA_DEVICE_CUDA || o->sets != NULL)) {
+        return cli_error("--ablate: for --backend cuda, and without --sets");
+    }
+    int status = o->ablate != NULL ? bench_ablation(list, o->ablate, o->shape)
+                                   : bench_shapes_read(list, o->shapes, device, o->shape);
     size_t kept = 0;
     for (size_t i = 0; i < list->count; i++) {
         if (wanted(o, &list->shapes[i].c)) {
@@ -520,6 +535,7 @@ int cmd_bench(int argc, char **argv)
         {"runs", required_argument, NULL, OPTION_RUNS},
         {"repeat", required_argument, NULL, OPTION_REPEAT},
         {"sets", required_argument, NULL, OPTION_SETS},
+        {"ablate", required_argument, NULL, OPTION_ABLATE},
         {"list", no_argument, NULL, OPTION_LIST},
         {"plot", required_argument, NULL, OPTION_PLOT},
         {"limit-tflops", required_argument, NULL, OPTION_LIMIT_TFLOPS},

@@ -13,13 +13,14 @@ typedef struct bench_shape {
     char name[160]; /* file/group/what varies in the group */
     double goal[2]; /* share of the limit to reach on one thread, on more; 0: none stated */
     fmla_isa isa;   /* the CPU tier that it is about; FMLA_ISA_AUTO: the one that was asked for */
+    const char *kernels; /* the choice of CUDA kernels that it is about; NULL: the one that was asked for */
     test_case c;
 } bench_shape;
 
 /* The time of one shape in terms of another's. */
 typedef struct bench_ratio {
     char of[160], to[160];
-    double at_most; /* the goal */
+    double at_most; /* the goal; 0: none */
 } bench_ratio;
 
 #define BENCH_RATIOS_MAX 16
@@ -39,6 +40,9 @@ const char *bench_shapes_folder(char *text, size_t size);
  */
 int bench_shapes_read(bench_shapes *list, const char *directory, fmla_device device, const char *filter);
 void bench_shapes_free(bench_shapes *list);
+/* The shapes of `flashmla bench --ablate NAME` (bench/ablate.c) whose names contain filter (NULL: all), and which of
+ * them are set against which. */
+int bench_ablation(bench_shapes *list, const char *name, const char *filter);
 
 /* ---- limits (bench/peak.c) ----------------------------------------------------------------------------------- */
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* ratios.c: goals that set one shape's time against another's, out of the records of a run. */
+/* ratios.c: one shape's time in terms of another's, with its goal if it has one, out of the records of a run. */
 #include "bench/bench.h"
 
 #include <string.h>
@@ -18,9 +18,26 @@ static const cJSON *record_of(const cJSON *records, const char *name, const cJSO
     return NULL;
 }
 
-static double median_of(const cJSON *record)
+/* Spans of kernels where both have them. */
+static double ratio_of(const cJSON *a, const cJSON *b)
 {
-    return cJSON_GetNumberValue(cJSON_GetObjectItem(cJSON_GetObjectItem(record, "time_us"), "median"));
+    bool spans = cJSON_HasObjectItem(a, "span_us") && cJSON_HasObjectItem(b, "span_us");
+    const char *what = spans ? "span_us" : "time_us";
+    return cJSON_GetNumberValue(cJSON_GetObjectItem(cJSON_GetObjectItem(a, what), "median")) /
+           cJSON_GetNumberValue(cJSON_GetObjectItem(cJSON_GetObjectItem(b, what), "median"));
+}
+
+static void print_ratio(const bench_ratio *r, int threads, double ratio)
+{
+    printf("time of %s over %s", r->of, r->to);
+    if (threads > 0) {
+        printf(", %d threads", threads);
+    }
+    printf(": %.3f", ratio);
+    if (r->at_most > 0) {
+        printf(", goal at most %.3f", r->at_most);
+    }
+    printf("\n");
 }
 
 cJSON *bench_ratios(const bench_shapes *list, const cJSON *records, bool print)
@@ -35,17 +52,18 @@ cJSON *bench_ratios(const bench_shapes *list, const cJSON *records, bool print)
             if (to == NULL || of != record_of(records, r->of, threads)) {
                 continue;
             }
-            double ratio = median_of(of) / median_of(to);
+            double ratio = ratio_of(of, to);
             cJSON *one = cJSON_CreateObject();
             cJSON_AddStringToObject(one, "of", r->of);
             cJSON_AddStringToObject(one, "to", r->to);
             cJSON_AddNumberToObject(one, "threads", cJSON_GetNumberValue(threads));
             cJSON_AddNumberToObject(one, "ratio", ratio);
-            cJSON_AddNumberToObject(one, "at_most", r->at_most);
+            if (r->at_most > 0) {
+                cJSON_AddNumberToObject(one, "at_most", r->at_most);
+            }
             cJSON_AddItemToArray(ratios, one);
             if (print) {
-                printf("time of %s over %s, %d threads: %.3f, goal at most %.3f\n", r->of, r->to,
-                       (int)cJSON_GetNumberValue(threads), ratio, r->at_most);
+                print_ratio(r, (int)cJSON_GetNumberValue(threads), ratio);
             }
         }
     }
