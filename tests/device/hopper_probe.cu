@@ -60,16 +60,16 @@ void watch_codes(void *report)
 #define PAIR_BLOCKS 2
 #define KERNELS_BARRIERS                                                                                               \
     "pair_plan<8>: %u, pair_plan<9>: %u up to %u: full[3], empty[3], rope_empty[2], scores_full, scores_empty, "       \
-    "weights_full, weights_empty, places_full[2], places_empty[2], raw_full[], raw_empty[], piece_full[2], "           \
-    "piece_free[2]",                                                                                                   \
+    "weights_full, weights_empty, places_full[2], places_empty[2], raw_full[], raw_empty[], piece_full[%d], "          \
+    "piece_free[%d]",                                                                                                  \
         (unsigned)offsetof(pair_plan<8>, full), (unsigned)offsetof(pair_plan<9>, full),                                \
-        (unsigned)offsetof(pair_plan<9>, pieces)
+        (unsigned)offsetof(pair_plan<9>, pieces), PIECES, PIECES
 #else
 #include "sm90a/mqa_bf16.cu"
 #define PAIR_BLOCKS 1
 #define KERNELS_BARRIERS                                                                                               \
-    "plan<9>: full at %u, free at %u, pieces at %u", (unsigned)offsetof(plan<9>, full),                                \
-        (unsigned)offsetof(plan<9>, free), (unsigned)offsetof(plan<9>, piece_full)
+    "plan<9>, 64-token tiles: full[2][%d] at %u, free[2][2] at %u, piece_full[2], piece_free[2] at %u", PORTIONS,      \
+        (unsigned)offsetof(plan<9>, full), (unsigned)offsetof(plan<9>, free), (unsigned)offsetof(plan<9>, piece_full)
 #endif
 #define TILE_ROWS (64 * PAIR_BLOCKS)
 #include "sm80/plan.cu"
