@@ -114,12 +114,35 @@ def latency(device):
     rows = []
     for name, record in newest(device).get(("best", 0), {}).items():
         time = record["time_us"]
-        if "graph" in time and time["median"] < 200:
+        if "graph" in time and time["median"] < 200 and not name.startswith("ablate/"):
             rows.append([short(name), cell(time["median"], 1), span(record), cell(time["graph"], 1),
                          cell(time["steady"], 1)])
     if not rows:
         return ["No results yet."]
     return table(["shape", "us", "span us", "in a graph", "one of many in a graph, warm"], rows)
+
+
+def ablations(device):
+    """A call's variants below each other, with their time in terms of the first one's."""
+    calls = {}
+    for records in newest(device).values():
+        for name, record in records.items():
+            if name.startswith("ablate/"):
+                _, what, variant, call = name.split("/", 3)
+                calls.setdefault((what, call), {})[variant] = record
+    rows = []
+    for (what, call), variants in calls.items():
+        order = [v for v in ("alone", "whole", "bf16", "pairs", "cut", "v32-any-scale", "v32") if v in variants]
+        first = variants[order[0]]
+        for variant in order:
+            record = variants[variant]
+            kind = "span_us" if "span_us" in record and "span_us" in first else "time_us"
+            rows.append([what, call.replace("_", "\\_"), variant, cell(record["time_us"]["median"], 1), span(record),
+                         cell(record["tflops"]), cell(record["gbps"]),
+                         cell(record[kind]["median"] / first[kind]["median"], 2)])
+    if not rows:
+        return ["No results yet."]
+    return table(["technique", "call", "variant", "us", "span us", "TFLOPS", "GB/s", "of the first"], rows)
 
 
 def profiles(device):
@@ -150,6 +173,7 @@ TABLES = {
     "h200 goals": lambda: compared("h200", "gpu_goals/"),
     "h200 shapes": lambda: compared("h200", ("dense_decode/", "sparse_decode/", "sparse_prefill/", "fused/", "mha/")),
     "h200 latency": lambda: latency("h200"),
+    "h200 ablations": lambda: ablations("h200"),
     "h200 profiles": lambda: profiles("h200"),
 }
 
