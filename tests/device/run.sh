@@ -112,6 +112,9 @@ part_check() {
             together check "quick-$set-$operation" --operation "$operation" --kernels "$set"
         done
     done
+    if [ ${#sets[@]} -gt 1 ]; then # what pairs of blocks take otherwise
+        together check quick-unpaired-sparse_decode --operation sparse_decode --kernels unpaired
+    fi
     for operation in dense_decode sparse_decode sparse_prefill fused_prefill fused_decode; do
         for kib in 99 163; do
             together check "quick-$kib-$operation" --operation "$operation" --kernels portable --profile $kib

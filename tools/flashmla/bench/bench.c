@@ -264,7 +264,7 @@ static int run_station(const bench_options *o, station *s, problem *p, const any
 
 /* The same in the tier, or with the kernels, that the shape is about. */
 static int run_other(const bench_options *o, station *s, problem *p, const any_args *args, const bench_shape *shape,
-                    const bench_work *work, cJSON *records)
+                     const bench_work *work, cJSON *records)
 {
     station other = *s;
     cli_options options = s->engine.options;

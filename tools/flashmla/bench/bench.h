@@ -10,9 +10,9 @@
 /* ---- shapes (bench/shapes.c) --------------------------------------------------------------------------------- */
 
 typedef struct bench_shape {
-    char name[160]; /* file/group/what varies in the group */
-    double goal[2]; /* share of the limit to reach on one thread, on more; 0: none stated */
-    fmla_isa isa;   /* the CPU tier that it is about; FMLA_ISA_AUTO: the one that was asked for */
+    char name[160];      /* file/group/what varies in the group */
+    double goal[2];      /* share of the limit to reach on one thread, on more; 0: none stated */
+    fmla_isa isa;        /* the CPU tier that it is about; FMLA_ISA_AUTO: the one that was asked for */
     const char *kernels; /* the choice of CUDA kernels that it is about; NULL: the one that was asked for */
     test_case c;
 } bench_shape;
