@@ -123,19 +123,16 @@ def latency(device):
 
 
 def ablations(device):
-    """A call's variants below each other, with their time in terms of the first one's."""
+    """A call's variants below each other in the order of the run, with their time in terms of the first one's."""
     calls = {}
-    for records in newest(device).values():
-        for name, record in records.items():
-            if name.startswith("ablate/"):
-                _, what, variant, call = name.split("/", 3)
-                calls.setdefault((what, call), {})[variant] = record
+    for record in (record for tree in runs(device) for record in tree["records"]):
+        if record["name"].startswith("ablate/"):
+            _, what, variant, call = record["name"].split("/", 3)
+            calls.setdefault((what, call), {})[variant] = record
     rows = []
     for (what, call), variants in calls.items():
-        order = [v for v in ("alone", "whole", "bf16", "pairs", "cut", "v32-any-scale", "v32") if v in variants]
-        first = variants[order[0]]
-        for variant in order:
-            record = variants[variant]
+        first = next(iter(variants.values()))
+        for variant, record in variants.items():
             kind = "span_us" if "span_us" in record and "span_us" in first else "time_us"
             rows.append([what, call.replace("_", "\\_"), variant, cell(record["time_us"]["median"], 1), span(record),
                          cell(record["tflops"]), cell(record["gbps"]),
