@@ -2,8 +2,8 @@
 /*
  * expand.cuh: sixteen codes of one group to bf16 numbers in a tile. Values are code * scale, rounded to bf16 once, for
  * every (code, scale) pair: exactly by a bf16 product where the scale is an easy power of two (as most writers make
- * them) or an e4m3 number, else by the product in float; all at once for float scales of the usual size, one after another
- * for what is left.
+ * them) or an e4m3 number, else by the product in float; all at once for float scales of the usual size, one after
+ * another for what is left.
  */
 #ifndef FLASHMLA_CUDA_SM90A_EXPAND_CUH
 #define FLASHMLA_CUDA_SM90A_EXPAND_CUH

@@ -50,8 +50,8 @@ typedef struct expand_to {
 /*
  * Eight attended rows of one pool, four passes of two: nothing but loads, products and stores. The raw rows are
  * released once they are in registers, and products are ready when the tile becomes free: the time from there until it
- * is full again is what everybody else waits for. Says no, having done nothing, if a code or a scale of any lane is none
- * for it. MIXED: float scales need be no powers of two.
+ * is full again is what everybody else waits for. Says no, having done nothing, if a code or a scale of any lane is
+ * none for it. MIXED: float scales need be no powers of two.
  */
 template <int FP4, int F32, int MIXED>
 static __device__ __forceinline__ bool expand_easy(uint32_t kind, const expand_lane &l, uint32_t raw,
