@@ -132,8 +132,11 @@ static __device__ __forceinline__ void expand_any(const fmlac_pool &pool, uint32
     arrive_together(to.raw_empty);
 }
 
-/* A unit; `common`: of the pool's kind what is the same in all lanes; `kind`: the lane's. The likeliest kind last: its
- * instructions follow at once. Tokens with RoPE dims on top have float scales; mixed: some were no powers of two. */
+/*
+ * A unit; `common`: of the pool's kind what is the same in all lanes; `kind`: the lane's. The likeliest kind last: its
+ * instructions follow at once, and only kinds that are in use have a straight run: each slows the others down. Tokens
+ * with RoPE dims on top have float scales; mixed: some were no powers of two.
+ */
 template <int BLOCKS>
 static __device__ __forceinline__ void expand_unit(const fmlac_pool &pool, const expand_lane &l, uint32_t common,
                                                    uint32_t kind, uint32_t raw, const expand_to &to, uint32_t count,
@@ -141,16 +144,14 @@ static __device__ __forceinline__ void expand_unit(const fmlac_pool &pool, const
 {
     bool done = false;
     if (to.first + UNIT_ROWS <= count) {
-        if (common == (KIND_F32 | KIND_USED) && *mixed) {
+        if (common == (KIND_F32 | KIND_USED) && (BLOCKS == 8 || *mixed)) {
             done = expand_easy<0, 1, 1>(kind, l, raw, to);
-        } else if (common == ((BLOCKS == 9 ? KIND_E8M0 : KIND_F32) | KIND_USED)) {
-            done = expand_easy<0, BLOCKS == 8, 0>(kind, l, raw, to);
         } else if (common == (KIND_FP4 | KIND_E4M3 | KIND_USED)) {
             done = expand_easy<1, 0, 0>(kind, l, raw, to);
         } else if (common == ((BLOCKS == 9 ? KIND_F32 : KIND_E8M0) | KIND_USED)) {
             done = expand_easy<0, BLOCKS == 9, 0>(kind, l, raw, to);
         }
-        *mixed = *mixed || (common == (KIND_F32 | KIND_USED) && !done);
+        *mixed |= BLOCKS == 9 && common == (KIND_F32 | KIND_USED) && !done;
     }
     if (!done) {
         expand_any(pool, kind, l, raw, to, count);
