@@ -73,6 +73,7 @@ template <int SOURCE> struct relay_of {
                                      : SOURCE == SOURCE_ROWS ? RELAY_REGISTERS_ROWS
                                                              : RELAY_REGISTERS_CODES; /* of leader and follower */
     static constexpr int WIDE = SOURCE != SOURCE_CODES;                               /* products of 256 columns */
+    static constexpr int NEXT_Q = SOURCE == SOURCE_CODES; /* the next Q sets out before an output does */
 };
 
 /* ---- the weights' way to the follower ---------------------------------------------------------------------------- */
@@ -258,6 +259,22 @@ static __device__ __forceinline__ bool has_tiles(const piece &c)
     return uniform(*(const volatile int32_t *)&c.end - *(const volatile int32_t *)&c.begin) != 0;
 }
 
+/*
+ * The follower has the last weights of a whole list, so nobody reads Q any more: that of piece i, which the scout has
+ * found or is about to find, sets out before the output does. The leader learns of it behind the barrier in
+ * store_rows.
+ */
+template <int BLOCKS>
+static __device__ __forceinline__ void start_next_q(const fmlac_mqa &p, plan<BLOCKS> *m, uint32_t i)
+{
+    piece &next = m->pieces[i & 1];
+    ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[i & 1]), use_parity(i));
+    if (uniform(next.there) && has_tiles(next)) {
+        start_q<BLOCKS, 128>(p, next.work, m);
+        next.early = 1;
+    }
+}
+
 /* Everything that the leader and the follower do. They share the accumulators: with arrays of their own, ptxas
  * spills. */
 template <int BLOCKS, int F16, int SOURCE>
@@ -278,7 +295,7 @@ static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> 
         if (!uniform(c.early)) {
             ptx_copy_async_wait<0>(); /* a wrong guess */
             if (has_tiles(c)) {
-                start_q<BLOCKS>(p, c.work, m);
+                start_q<BLOCKS, 256>(p, c.work, m);
             }
         }
         finish_q<BLOCKS>(p, m);
@@ -295,6 +312,9 @@ static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> 
             tiles = lead<BLOCKS, F16, SOURCE>(o, rows, q, m, p, c, uses);
         } else if (has_tiles(c)) {
             tiles = follow<BLOCKS, F16, SOURCE>(o, m, uses);
+        }
+        if (the::NEXT_Q && group == 1 && p.scale >= 0.0f && uniform((uint32_t)(c.place >> 32)) != 0) {
+            start_next_q<BLOCKS>(p, m, i + 1);
         }
         store_rows<BLOCKS>(p, c, o, rows, m, group, group ^ LEADER_HALF);
         arrive_together(ptx_shared_address(&m->piece_free[i & 1]));
@@ -353,7 +373,7 @@ static __device__ __forceinline__ void prologue(const fmlac_mqa_sm90a &all, plan
         m->walk.guess = guessed ? (int32_t)w.first : -1;
     }
     if (guessed) {
-        start_q<BLOCKS>(p, w, m);
+        start_q<BLOCKS, 256>(p, w, m);
     }
     if (guessed && threadIdx.x < 32) {
         prefetch_list(p, w, begin, (int)threadIdx.x);
