@@ -273,6 +273,7 @@ static void cut_work(const decision *d, fmlac_mqa *p)
         (lists_equal(p) && !cutting_pays(d, p))) {
         cut->parts = 0;
     }
+    cut->whole = cut->parts == 0 && cut->columns == 1 && lists_equal(p);
 }
 
 /* Bytes of the schedule and of the partial results: bounds that do not shrink when a shape grows. */

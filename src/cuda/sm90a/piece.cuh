@@ -48,6 +48,14 @@ typedef struct piece_walk {
     int32_t own[OWN_UNITS + 1]; /* costs that the block finds by itself */
 } piece_walk;
 
+/* The work of a unit of a call that is `whole`. */
+static __device__ __forceinline__ fmlac_work whole_work(const fmlac_mqa &p, int32_t unit)
+{
+    int32_t extra = p.extra.kind == FMLAC_LIST_INDEXED ? (int32_t)p.extra.topk : 0;
+    fmlac_work w = {0, unit, 1, 0, p.h_q, 0, p.h_q, p.cut.longest - p.cut.overhead, p.main.topk, extra};
+    return w;
+}
+
 /*
  * What the block's first piece is most likely part of, known without lengths: as if all lists were as long as they can
  * be. If it is so (piece.early), Q need not wait for the scout. begin: the piece's first tile, of index lists.
@@ -55,6 +63,11 @@ typedef struct piece_walk {
 static __device__ __forceinline__ bool walk_guess(const fmlac_mqa &p, int32_t worker, fmlac_work *w, int32_t *begin)
 {
     const fmlac_cut &cut = p.cut;
+    if (FMLAC_EARLY && cut.whole) {
+        *begin = 0;
+        *w = whole_work(p, worker);
+        return worker < (int32_t)cut.units;
+    }
     int32_t columns = (int32_t)cut.columns, part = (int32_t)((uint32_t)worker / (uint32_t)columns), unit = part;
     *begin = 0;
     if (FMLAC_EARLY == 0 || (is_paged(&p) && p.cu_seqlens_q)) {
@@ -166,12 +179,37 @@ static __device__ __forceinline__ void piece_write(const fmlac_mqa &p, const fml
     }
 }
 
+/* The next piece of a call that is `whole`: much less to do, and so to fetch, before the first tokens set out. */
+static __device__ __forceinline__ void walk_whole(const fmlac_mqa &p, piece_walk *walk, piece *to, int lane)
+{
+    int32_t unit = (int32_t)walk->at;
+    to->seen[lane] = to->seen[lane + 32] = INT32_MAX;
+    __syncwarp();
+    if (lane == 0) {
+        fmlac_work w = whole_work(p, unit);
+        to->work = w;
+        to->place = -1;
+        to->begin = 0;
+        to->end = (int32_t)w.tiles;
+        to->all_see = INT32_MAX;
+        to->early = walk->guess == unit;
+        to->there = unit < (int32_t)p.cut.units;
+        walk->guess = -1;
+        walk->at = unit + walk->workers;
+    }
+    __syncwarp();
+}
+
 /* The next piece that has rows. */
 static __device__ __forceinline__ void walk_next(const fmlac_mqa &p, piece_walk *walk, piece *to, int lane)
 {
     fmlac_work w;
     const fmlac_cut &cut = p.cut;
     const cut_view &view = walk->cut; /* read anew: registers are dear where this runs */
+    if (cut.whole) {
+        walk_whole(p, walk, to, lane);
+        return;
+    }
     bool there = false;
     int64_t at = walk->at;
     for (; !there && (cut.parts == 0 ? at < cut.units * cut.columns : at < cut.units && view.starts[at] < walk->high);

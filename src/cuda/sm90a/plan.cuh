@@ -99,6 +99,7 @@ template <int BLOCKS> struct plan {
     piece pieces[2];
     uint32_t entries[SCAN_WARPS][RING]; /* of a producer warp: what it found in the list and has not copied yet */
     list_scan scans[SCAN_WARPS];
+    int32_t guess;   /* first query token whose Q has set out before the scout found anything; -1: none */
     piece_walk walk; /* the scout's own */
     /* CODES: places of the tokens of tiles, and when they are known and used up; raw rows of a batch are there. */
     alignas(16) const uint8_t *places[PLACES][TOKENS]; /* nullptr: not attended */

@@ -259,6 +259,24 @@ static __device__ __forceinline__ bool has_tiles(const piece &c)
     return uniform(*(const volatile int32_t *)&c.end - *(const volatile int32_t *)&c.begin) != 0;
 }
 
+/* What need not wait for the scout: Q and the first entries of the list that the first piece is most likely of. */
+template <int BLOCKS> static __device__ __forceinline__ void first_q(const fmlac_mqa &p, plan<BLOCKS> *m)
+{
+    fmlac_work w = {};
+    int32_t begin;
+    bool guessed = walk_guess(p, (int32_t)blockIdx.x, &w, &begin);
+    if (guessed && threadIdx.x < 32 && !p.cut.whole) {
+        prefetch_list(p, w, begin, (int)threadIdx.x);
+    }
+    if (guessed) {
+        start_q<BLOCKS, 256>(p, w, m);
+    }
+    if (threadIdx.x % 32 == 0) {
+        m->guess = guessed ? (int32_t)w.first : -1; /* each warp for itself, all the same */
+    }
+    __syncwarp();
+}
+
 /*
  * The follower has the last weights of a whole list, so nobody reads Q any more: that of piece i, which the scout has
  * found or is about to find, sets out before the output does. The leader learns of it behind the barrier in
@@ -284,6 +302,7 @@ static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> 
     int group = __shfl_sync(0xFFFFFFFFu, (int)(threadIdx.x / 128), 0);
     slot_uses uses = 0;
     uint32_t q = ptx_wgmma_tile(ptx_shared_address(m->q), BLOCK_BYTES);
+    first_q<BLOCKS>(p, m);
 #pragma unroll 1
     for (uint32_t i = 0;; i++) {
         ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[i & 1]), use_parity(i));
@@ -292,7 +311,7 @@ static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> 
             ptx_copy_async_wait<0>();
             break;
         }
-        if (!uniform(c.early)) {
+        if (!uniform(c.early) && (i > 0 || uniform(m->guess) != uniform((uint32_t)c.work.first))) {
             ptx_copy_async_wait<0>(); /* a wrong guess */
             if (has_tiles(c)) {
                 start_q<BLOCKS, 256>(p, c.work, m);
@@ -349,35 +368,27 @@ static __device__ __forceinline__ void init_barriers(plan<BLOCKS> *m, int produc
     ptx_mbarrier_init_fence();
 }
 
-/* What need not wait for the scout; a barrier of the block follows. */
+/* By the producers; a barrier of the block follows, for which nobody shall wait long. */
 template <int BLOCKS, int SOURCE>
 static __device__ __forceinline__ void prologue(const fmlac_mqa_sm90a &all, plan<BLOCKS> *m, int producer_warps)
 {
     typedef relay_of<SOURCE> the;
     const fmlac_mqa &p = all.mqa;
     int thread = (int)threadIdx.x - MMA_WARPS * 32, threads = producer_warps * 32;
-    if (thread >= 0) {
-        if (thread == threads - 1) {
-            if (the::PAGES) {
-                ptx_tma_prefetch_map(&all.pages);
-            }
-            init_barriers<BLOCKS, SOURCE>(m, producer_warps);
-        }
-        walk_costs(p, &m->walk, thread, threads);
+    if (thread < 0) {
         return;
     }
-    fmlac_work w = {};
-    int32_t begin;
-    bool guessed = walk_guess(p, (int32_t)blockIdx.x, &w, &begin);
-    if (threadIdx.x == 0) {
-        m->walk.guess = guessed ? (int32_t)w.first : -1;
+    if (thread == threads - 1) {
+        if (the::PAGES) {
+            ptx_tma_prefetch_map(&all.pages);
+        }
+        init_barriers<BLOCKS, SOURCE>(m, producer_warps);
+        m->walk.guess = -1;
     }
-    if (guessed) {
-        start_q<BLOCKS, 256>(p, w, m);
+    if (p.cut.whole && thread < 32 && (int32_t)blockIdx.x < (int32_t)p.cut.units) {
+        prefetch_list(p, whole_work(p, (int32_t)blockIdx.x), 0, thread);
     }
-    if (guessed && threadIdx.x < 32) {
-        prefetch_list(p, w, begin, (int)threadIdx.x);
-    }
+    walk_costs(p, &m->walk, thread, threads);
 }
 
 /* BLOCKS: 64-dim blocks of a token, 8 or 9. F16: numbers are fp16, not bf16. SOURCE: how tokens come. */

@@ -101,6 +101,7 @@ static __device__ __forceinline__ void note_tile(const fmlac_mqa &p, const fmlac
 {
     int lane = threadIdx.x % 32;
     uint32_t note = (found.extra ? NOTE_EXTRA_POOL : 0) | (found.more ? NOTE_NEXT : 0), there[2];
+    const uint8_t *rows[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         int row = 32 * h + lane;
@@ -109,9 +110,7 @@ static __device__ __forceinline__ void note_tile(const fmlac_mqa &p, const fmlac
         if (row < TOKENS) {
             m->places[at][row] = place.row;
         }
-        if (BLOCKS == 9) { /* two batches a warp */
-            prefetch_row(place.row, pool_of(p, found.extra).data_row_bytes);
-        }
+        rows[h] = place.row;
         if (BLOCKS == 8 && place.row) {
             fetch_scales(pool_of(p, found.extra), place, ptx_shared_address(m->scales[at][row]));
         }
@@ -121,6 +120,10 @@ static __device__ __forceinline__ void note_tile(const fmlac_mqa &p, const fmlac
         m->notes[at][lane] = ((lane < 4 ? there[0] : there[1]) >> WARP_ROWS * (lane % 4) & NOTE_THERE) | note;
     }
     note_done(m, at);
+#pragma unroll 1
+    for (int h = 0; BLOCKS == 9 && h < 2; h++) { /* two batches a warp */
+        prefetch_row(h == 0 ? rows[0] : rows[1], pool_of(p, found.extra).data_row_bytes);
+    }
 }
 
 /* Q of a piece comes to L2 while the piece before it is in hand. */
