@@ -32,43 +32,41 @@ static __device__ __forceinline__ float row_sink(const fmlac_mqa &p, const piece
         return -FMLAC_INFINITY;
     }
     int64_t token;
-    int32_t head;
-    row_token_head(c.work, row, &token, &head);
+    int32_t head = c.work.kv_head * c.work.group + (int32_t)c.work.row0 + row;
+    if (c.work.queries != 1) {
+        row_token_head(c.work, row, &token, &head);
+    }
     return p.sink[head] * LOG2_E;
 }
 
-/* lse and maximum of a row go out (`store`: this thread does it); returns what the output is multiplied by. */
-static __device__ __forceinline__ float finish_row(const fmlac_mqa &p, const piece &c, int tile_rows, int row,
-                                                   float reference, float max, float sum, float sink, bool store)
+/* What a row of the output is multiplied by; sink: -infinity in partial results. */
+static __device__ __forceinline__ float row_factor(float reference, float sum, float sink)
+{
+    return sum == 0.0f ? 0.0f : 1.0f / (sum + exp2f(sink - reference));
+}
+
+/* lse and maximum of a row go out. */
+static __device__ __forceinline__ void store_scalars(const fmlac_mqa &p, const piece &c, int tile_rows, int row,
+                                                     float reference, float max, float sum)
 {
     bool lonely = sum == 0.0f;
     float base2 = reference + log2f(sum);
     max = is_nan(sum) ? sum : max;
     if (c.place >= 0) {
-        if (store) {
-            float *scalar = p.cut.partial_scalar + (c.place * tile_rows + row) * 2;
-            scalar[0] = lonely ? -FMLAC_INFINITY : base2;
-            scalar[1] = max;
-        }
-        return lonely ? 0.0f : 1.0f / sum;
+        float *scalar = p.cut.partial_scalar + (c.place * tile_rows + row) * 2;
+        scalar[0] = lonely ? -FMLAC_INFINITY : base2;
+        scalar[1] = max;
+        return;
     }
     if (row >= c.work.rows) {
-        return 0.0f;
+        return;
     }
-    int64_t token;
-    int32_t head;
-    row_token_head(c.work, row, &token, &head);
-    if (store && p.lse.data) {
-        float lse = lonely ? p.empty_lse : base2 * LN_2 * p.lse_factor;
-        ((float *)p.lse.data)[row_offset(&p.lse, &p, token, head)] = lse;
+    if (p.lse.data) {
+        ((float *)p.lse.data)[piece_row(p, p.lse, c, row)] = lonely ? p.empty_lse : base2 * LN_2 * p.lse_factor;
     }
-    if (store && p.max_logits.data) {
-        ((float *)p.max_logits.data)[row_offset(&p.max_logits, &p, token, head)] = max * LN_2 * p.lse_factor;
+    if (p.max_logits.data) {
+        ((float *)p.max_logits.data)[piece_row(p, p.max_logits, c, row)] = max * LN_2 * p.lse_factor;
     }
-    if (lonely) {
-        return 0.0f;
-    }
-    return 1.0f / (sum + exp2f(sink - reference));
 }
 
 /* Two rows of a thread as 16-bit numbers: neighbouring lanes swap pairs, so that four lanes write 32 bytes on end. */
@@ -178,10 +176,7 @@ static __device__ __forceinline__ void store_output(const fmlac_mqa &p, const pi
     bool there[2];
     for (int h = 0; h < 2; h++) {
         there[h] = row + 8 * h < c.work.rows;
-        int64_t token;
-        int32_t head;
-        row_token_head(c.work, there[h] ? row + 8 * h : 0, &token, &head);
-        at[h] = row_offset(&p.out, &p, token, head);
+        at[h] = piece_row(p, p.out, c, there[h] ? row + 8 * h : 0);
     }
     if (c.place >= 0) {
         float *first = p.cut.partial + (c.place * tile_rows + row) * OUT_COLUMNS + column0;
@@ -211,6 +206,16 @@ static __device__ __forceinline__ void join_sums(softmax_rows &rows)
     }
 }
 
+/* Sinks of a piece's rows come ahead of time, by 64 threads. */
+template <int BLOCKS>
+static __device__ __forceinline__ void fetch_sinks(const fmlac_mqa &p, const piece &c, plan<BLOCKS> *m)
+{
+    int row = (int)ptx_thread() % 128;
+    if (row < ROWS) {
+        m->sink[row] = row_sink(p, c, row);
+    }
+}
+
 /* Group 0, the leader, has sums and references; a group has half of the output dims. Ends a piece: Q's place is free
  * after the barrier in here. */
 template <int BLOCKS>
@@ -220,17 +225,22 @@ static __device__ __forceinline__ void store_rows(const fmlac_mqa &p, const piec
     int thread = (int)ptx_thread(), row = thread % 128 / 32 * 16 + thread % 32 / 4, q = thread % 4; /* read anew */
     if (group == 0) {
         join_sums(rows);
-        float sink[2] = {row_sink(p, c, row), row_sink(p, c, row + 8)};
-        for (int h = 0; h < 2; h++) {
-            float last =
-                finish_row(p, c, ROWS, row + 8 * h, rows.reference[h], rows.max[h], rows.sum[h], sink[h], q == 0);
-            if (q == 0) {
-                m->factor[row + 8 * h] = last;
+        if (q == 0) {
+            for (int h = 0; h < 2; h++) {
+                m->sum[row + 8 * h] = rows.sum[h];
+                m->last[row + 8 * h] = rows.reference[h];
+                m->max[row + 8 * h] = rows.max[h];
             }
         }
     }
     ptx_barrier_sync(BARRIER_MMA, 256);
-    float factor[2] = {m->factor[row], m->factor[row + 8]};
+    if (thread < ROWS) {
+        store_scalars(p, c, ROWS, thread, m->last[thread], m->max[thread], m->sum[thread]);
+    }
+    float factor[2];
+    for (int h = 0; h < 2; h++) {
+        factor[h] = row_factor(m->last[row + 8 * h], m->sum[row + 8 * h], m->sink[row + 8 * h]);
+    }
     store_output(p, c, ROWS, row, o, factor, half * (OUT_COLUMNS / 2), ptx_shared_address(m->q));
     if (c.place >= 0) {
         ptx_barrier_sync(BARRIER_MMA, 256); /* nobody reads any more where Q will be */

@@ -312,9 +312,9 @@ static __device__ __forceinline__ void pair_finish(const fmlac_mqa &p, const uin
     fetch_query<BLOCKS>(p, m, turns, v.group);
     join_sums(rows);
     for (int h = 0; h < 2; h++) {
-        factor[h] =
-            finish_row(p, c, PAIR_ROWS, row + 8 * h, rows.reference[h], rows.max[h], rows.sum[h], sink[h], stores);
+        factor[h] = row_factor(rows.reference[h], rows.sum[h], sink[h]);
         if (stores) {
+            store_scalars(p, c, PAIR_ROWS, row + 8 * h, rows.reference[h], rows.max[h], rows.sum[h]);
             m->last[turns->piece & 1][row % 64 + 8 * h] = factor[h];
         }
     }

@@ -34,6 +34,8 @@ typedef struct piece {
     int32_t there;      /* 0: no more pieces */
     int32_t all_see;    /* tokens that every row sees; INT32_MAX for index lists */
     int32_t early;      /* Q set out before the piece was known */
+    int32_t outer;      /* request and place in it of the first query token, as tensors count them */
+    int32_t inner;
     int32_t seen[ROWS]; /* tokens that a row sees */
 } piece;
 
@@ -156,6 +158,25 @@ static __device__ __forceinline__ int32_t row_seen(const fmlac_mqa &p, const fml
     return (int32_t)paged_count(&p, w.request, w.first + j, j, w.queries);
 }
 
+/* Where the first query token is. */
+static __device__ __forceinline__ void place_token(const fmlac_mqa &p, piece *to, int64_t token)
+{
+    to->outer = (int32_t)quotient(token, p.s_q);
+    to->inner = (int32_t)(token - to->outer * p.s_q);
+}
+
+/* Element offset of a row of a piece in a tensor. Rows of one query token differ by their heads alone. */
+static __device__ __forceinline__ int64_t piece_row(const fmlac_mqa &p, const fmlac_rows &rows, const piece &c, int row)
+{
+    int32_t head = c.work.kv_head * c.work.group + (int32_t)c.work.row0 + row;
+    if (c.work.queries == 1) {
+        return c.outer * rows.stride[0] + c.inner * rows.stride[1] + head * rows.stride[2];
+    }
+    int64_t token;
+    row_token_head(c.work, row, &token, &head);
+    return row_offset(&rows, &p, token, head);
+}
+
 /* The warp writes the rest of a piece whose work is known. */
 static __device__ __forceinline__ void piece_write(const fmlac_mqa &p, const fmlac_work &w, int32_t begin, int32_t end,
                                                    int64_t place, piece *to, int lane)
@@ -176,6 +197,7 @@ static __device__ __forceinline__ void piece_write(const fmlac_mqa &p, const fml
         to->begin = begin < (int32_t)w.tiles ? begin : (int32_t)w.tiles;
         to->end = end < (int32_t)w.tiles ? end : (int32_t)w.tiles;
         to->all_see = all_see;
+        place_token(p, to, w.first);
     }
 }
 
@@ -192,6 +214,7 @@ static __device__ __forceinline__ void walk_whole(const fmlac_mqa &p, piece_walk
         to->begin = 0;
         to->end = (int32_t)w.tiles;
         to->all_see = INT32_MAX;
+        place_token(p, to, unit);
         to->early = walk->guess == unit;
         to->there = unit < (int32_t)p.cut.units;
         walk->guess = -1;

@@ -89,7 +89,8 @@ template <int BLOCKS> struct plan {
     unsigned char raw[RAW_BYTES(BLOCKS)]; /* CODES: rows as they are stored; scales that lie at the end of a page */
     unsigned char scales[PLACES][SCALE_ROWS(BLOCKS)][FMLAC_RAW_SCALES];
     float reference[2][ROWS]; /* of the weights in a slot, base 2 */
-    float factor[ROWS];       /* what the output is multiplied by in the end */
+    float sum[ROWS], last[ROWS], max[ROWS]; /* of a piece that ends: sums of weights, their references, maxima */
+    float sink[ROWS];                       /* of the piece in hand, in base 2 */
     uint32_t mask[2][2];      /* tokens of a slot that are there */
     uint32_t more[2];         /* another tile of the piece follows */
     uint64_t full[2][PORTIONS];

@@ -11,17 +11,6 @@ static __device__ __forceinline__ float scale_of(const fmlac_mqa &p)
     return fmaxf(fabsf(p.scale) * LOG2_E, 0x1p-126f);
 }
 
-/* Where a row of Q lies. Rows of one query token differ by their heads alone. */
-static __device__ __forceinline__ const uint8_t *query_row(const fmlac_mqa &p, const fmlac_work &w, int row)
-{
-    int64_t token = w.first;
-    int32_t head = w.kv_head * w.group + (int32_t)w.row0 + row;
-    if (w.queries != 1) {
-        row_token_head(w, row, &token, &head);
-    }
-    return (const uint8_t *)p.q.data + 2 * row_offset(&p.q, &p, token, head);
-}
-
 /* The copies set out, by THREADS threads; zeros if the scale is 0. Rows beyond the last are zeros. */
 template <int BLOCKS, int THREADS>
 static __device__ __forceinline__ void start_q(const fmlac_mqa &p, const fmlac_work &w, plan<BLOCKS> *m)
@@ -29,9 +18,20 @@ static __device__ __forceinline__ void start_q(const fmlac_mqa &p, const fmlac_w
     int thread = (int)ptx_thread() % THREADS, chunk = thread % 8;
     int rows = p.scale == 0.0f ? 0 : (int)w.rows;
     uint32_t q = ptx_shared_address(m->q);
+    const bool single = w.queries == 1; /* rows differ by their heads alone */
+    const uint8_t *first = (const uint8_t *)p.q.data + chunk * 16;
+    if (single) {
+        first += 2 * row_offset(&p.q, &p, w.first, w.kv_head * w.group + (int32_t)w.row0);
+    }
 #pragma unroll 1
     for (int row = thread / 8; row < ROWS; row += THREADS / 8) {
-        const uint8_t *from = query_row(p, w, row < w.rows ? row : 0) + chunk * 16;
+        const uint8_t *from = first + 2 * row * p.q.stride[2];
+        if (!single) {
+            int64_t token;
+            int32_t head;
+            row_token_head(w, row < w.rows ? row : 0, &token, &head);
+            from = first + 2 * row_offset(&p.q, &p, token, head);
+        }
 #pragma unroll
         for (int block = 0; block < BLOCKS; block++) {
             bool there = row < rows && block * 64 + chunk * 8 < p.d_qk;

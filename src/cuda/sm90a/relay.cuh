@@ -326,6 +326,9 @@ static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> 
         for (int j = 0; j < 128; j++) {
             o[j] = 0.0f;
         }
+        if (group == 1) {
+            fetch_sinks(p, c, m);
+        }
         uint32_t tiles = 0;
         if (has_tiles(c) && group == 0) {
             tiles = lead<BLOCKS, F16, SOURCE>(o, rows, q, m, p, c, uses);
