@@ -9,6 +9,7 @@
 #define FMLAC_QUOTIENT_32 /* the host sees to it that numbers are short */
 
 #include "common/work.cuh"
+#include "ptx/grid.cuh"
 #include "sm90a/params.h"
 
 #define ROWS FMLAC_HOPPER_ROWS
@@ -128,7 +129,12 @@ static __device__ __forceinline__ void walk_begin(const fmlac_mqa &p, piece_walk
     if (p.cut.parts > 0) {
         int32_t part = (int32_t)quotient(worker, p.cut.columns);
         column = worker - part * (int32_t)p.cut.columns;
-        cut = p.cut.own ? cut_find(&p.cut, walk->own, lane) : cut_read(&p.cut);
+        if (p.cut.own) {
+            cut = cut_find(&p.cut, walk->own, lane);
+        } else {
+            ptx_grid_wait(); /* nobody else needs anything of the plan kernel */
+            cut = cut_read(&p.cut);
+        }
         low = part * cut.per;
         high = low + cut.per;
         at = unit_at(&p.cut, cut.starts, low, lane);

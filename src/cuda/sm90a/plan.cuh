@@ -104,7 +104,7 @@ template <int BLOCKS> struct plan {
     /* CODES: places of the tokens of tiles, and when they are known and used up; raw rows of a batch are there. */
     alignas(16) const uint8_t *places[PLACES][TOKENS]; /* nullptr: not attended */
     uint32_t notes[PLACES][CODE_WARPS];
-    uint64_t places_full[PLACES], places_empty[PLACES];
+    uint64_t places_full[PLACES], scales_full[PLACES], places_empty[PLACES];
     uint64_t raw_full[CODE_WARPS][BATCHES_MAX], raw_empty[CODE_WARPS][BATCHES_MAX];
 };
 

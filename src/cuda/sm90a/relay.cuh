@@ -405,7 +405,6 @@ template <int BLOCKS, int F16, int SOURCE> static __device__ __forceinline__ voi
     plan<BLOCKS> *m = (plan<BLOCKS> *)ptx_shared();
     prologue<BLOCKS, SOURCE>(all, m, PRODUCER_WARPS);
     __syncthreads();
-    ptx_grid_wait();
     ptx_grid_launch_dependents();
     if (__shfl_sync(0xFFFFFFFFu, (int)(threadIdx.x / 128), 0) < 2) {
         ptx_registers_take<MMA_REGISTERS>();

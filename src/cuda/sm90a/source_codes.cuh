@@ -15,8 +15,9 @@
  * nor the two 16-byte stores meet a bank twice. RoPE dims are bf16 already: a load and a store per batch.
  *
  * BARRIERS                arrivals           made by         waited for by   protects
- *   places_full[4]        33                 finder: 32 for  expand,         places[], notes[], scales[] of a tile
- *                                            copies          gatherer
+ *   places_full[4]        1                  finder          gatherer        places[], notes[] of a tile
+ *   scales_full[4]        33                 finder: 32 for  expand          notes[], scales[] of a tile
+ *                                            copies
  *   places_empty[4]       6 warps, 1         expand,         finder          the same
  *                                            gatherer
  *   raw_full[w][3]        1 and the bytes    gatherer        expand warp w   its raw rows of a batch
@@ -44,7 +45,8 @@ static __device__ __forceinline__ const fmlac_pool &pool_of(const fmlac_mqa &p, 
 template <int BLOCKS> static __device__ __forceinline__ void init_codes(plan<BLOCKS> *m)
 {
     for (int i = 0; i < PLACES; i++) {
-        ptx_mbarrier_init(ptx_shared_address(&m->places_full[i]), 33);
+        ptx_mbarrier_init(ptx_shared_address(&m->places_full[i]), 1);
+        ptx_mbarrier_init(ptx_shared_address(&m->scales_full[i]), 33);
         ptx_mbarrier_init(ptx_shared_address(&m->places_empty[i]), CODE_WARPS + 1);
     }
     for (int i = 0; i < CODE_WARPS * BATCHES_MAX; i++) {
@@ -56,10 +58,10 @@ template <int BLOCKS> static __device__ __forceinline__ void init_codes(plan<BLO
 
 /* ---- finding ----------------------------------------------------------------------------------------------------- */
 
-/* Everything about a tile is written, or on its way. */
+/* Everything about a tile is written, and scales are on their way. */
 template <int BLOCKS> static __device__ __forceinline__ void note_done(plan<BLOCKS> *m, uint32_t at)
 {
-    uint32_t full = ptx_shared_address(&m->places_full[at]);
+    uint32_t full = ptx_shared_address(&m->scales_full[at]);
     ptx_mbarrier_arrive_copies(full);
     arrive_together(full);
 }
@@ -101,27 +103,30 @@ static __device__ __forceinline__ void note_tile(const fmlac_mqa &p, const fmlac
 {
     int lane = threadIdx.x % 32;
     uint32_t note = (found.extra ? NOTE_EXTRA_POOL : 0) | (found.more ? NOTE_NEXT : 0), there[2];
-    const uint8_t *rows[2];
+    token_place place[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         int row = 32 * h + lane;
-        token_place place = find_token(p, w, m->entries[0], found, position, row);
-        there[h] = __ballot_sync(0xFFFFFFFFu, place.row != nullptr);
+        place[h] = find_token(p, w, m->entries[0], found, position, row);
+        there[h] = __ballot_sync(0xFFFFFFFFu, place[h].row != nullptr);
         if (row < TOKENS) {
-            m->places[at][row] = place.row;
-        }
-        rows[h] = place.row;
-        if (BLOCKS == 8 && place.row) {
-            fetch_scales(pool_of(p, found.extra), place, ptx_shared_address(m->scales[at][row]));
+            m->places[at][row] = place[h].row;
         }
     }
     if (lane < CODE_WARPS) {
         m->notes[at][lane] = ((lane < 4 ? there[0] : there[1]) >> WARP_ROWS * (lane % 4) & NOTE_THERE) | note;
     }
+    arrive_together(ptx_shared_address(&m->places_full[at]));
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        if (BLOCKS == 8 && place[h].row) {
+            fetch_scales(pool_of(p, found.extra), place[h], ptx_shared_address(m->scales[at][32 * h + lane]));
+        }
+    }
     note_done(m, at);
 #pragma unroll 1
     for (int h = 0; BLOCKS == 9 && h < 2; h++) { /* two batches a warp */
-        prefetch_row(h == 0 ? rows[0] : rows[1], pool_of(p, found.extra).data_row_bytes);
+        prefetch_row(h == 0 ? place[0].row : place[1].row, pool_of(p, found.extra).data_row_bytes);
     }
 }
 
@@ -181,6 +186,7 @@ template <int BLOCKS> static __device__ __forceinline__ void find_tiles(const fm
     if (lane < CODE_WARPS) {
         m->notes[tile % PLACES][lane] = NOTE_END;
     }
+    arrive_together(ptx_shared_address(&m->places_full[tile % PLACES]));
     note_done(m, tile % PLACES);
 }
 
@@ -452,7 +458,7 @@ typedef struct code_walk {
 template <int BLOCKS> static __device__ __forceinline__ void read_note(plan<BLOCKS> *m, code_walk &w, uint32_t warp)
 {
     const uint32_t at = w.tile % PLACES;
-    ptx_mbarrier_wait(ptx_shared_address(&m->places_full[at]), w.tile / PLACES & 1);
+    ptx_mbarrier_wait(ptx_shared_address(&m->scales_full[at]), w.tile / PLACES & 1);
     w.note = uniform(m->notes[at][warp]);
 }
 
