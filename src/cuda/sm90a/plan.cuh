@@ -79,6 +79,7 @@ typedef struct list_scan {
 #define NOTE_EXTRA_POOL 0x100u
 #define NOTE_NEXT       0x200u /* another tile of the piece */
 #define NOTE_END        0x400u
+#define NOTE_WHOLE      0x800u /* all rows of the tile are attended */
 
 /* BLOCKS: 8 (d_qk <= 512) or 9 (<= 576). Weights of slot s lie in its rope block, which V does not use; without one
  * they have their own block. CODES: both slots share one block for weights. */

@@ -113,6 +113,7 @@ static __device__ __forceinline__ void note_tile(const fmlac_mqa &p, const fmlac
             m->places[at][row] = place[h].row;
         }
     }
+    note |= (there[0] & (there[1] | (uint32_t)(~0ull << (TOKENS - 32)))) == 0xFFFFFFFFu ? NOTE_WHOLE : 0;
     if (lane < CODE_WARPS) {
         m->notes[at][lane] = ((lane < 4 ? there[0] : there[1]) >> WARP_ROWS * (lane % 4) & NOTE_THERE) | note;
     }
@@ -240,6 +241,26 @@ static __device__ __forceinline__ void fetch_bytes(const fmlac_pool &pool, const
     __syncwarp();
 }
 
+/* A batch of which rows may be missing, or which bulk copies cannot read. `there`: a bit for each row. */
+static __device__ __forceinline__ void fetch_batch(const fmlac_pool &pool, const uint8_t *const *places, uint32_t there,
+                                                   uint32_t to, uint32_t pitch, uint32_t full)
+{
+    if (!pool.aligned) {
+        fetch_bytes(pool, places, there, to, pitch);
+        there = 0;
+    }
+    if (ptx_elect()) {
+        ptx_mbarrier_arrive_expect(full, __popc(there) * pool.data_row_bytes);
+#pragma unroll 1
+        for (int row = 0; there >> row; row++) {
+            if (there >> row & 1) {
+                ptx_bulk_load(to + row * pitch, places[row], pool.data_row_bytes, full);
+            }
+        }
+    }
+    __syncwarp();
+}
+
 /* Where a batch's rows lie, read ahead of the time when they are needed. */
 typedef struct batch_places {
     uint32_t row[BATCH_ROWS / 2][4]; /* two addresses each */
@@ -253,21 +274,20 @@ static __device__ __forceinline__ void read_places(batch_places *b, const uint8_
     }
 }
 
-/* Batches of two warps. `there`: a bit for each row, the second warp's from bit 4 on. */
-static __device__ __forceinline__ void fetch_batches(uint32_t row_bytes, const batch_places b[2], uint32_t there,
-                                                     uint32_t to, uint32_t apart, uint32_t pitch, uint32_t full)
+/* Whole batches of two warps: nothing but copies, and no branches: a condition for each of them, uniform as it may be,
+ * takes the gatherer three times as long. */
+static __device__ __forceinline__ void fetch_whole(uint32_t row_bytes, const batch_places b[2], uint32_t to,
+                                                   uint32_t apart, uint32_t pitch, uint32_t full)
 {
     if (ptx_elect()) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            ptx_mbarrier_arrive_expect(full + i * BATCHES_MAX * 8, __popc(there >> i * BATCH_ROWS & 15) * row_bytes);
+            ptx_mbarrier_arrive_expect(full + i * BATCHES_MAX * 8, BATCH_ROWS * row_bytes);
 #pragma unroll
             for (int row = 0; row < BATCH_ROWS; row++) {
                 const uint32_t *half = b[i].row[row / 2] + row % 2 * 2;
-                if (there >> (i * BATCH_ROWS + row) & 1) {
-                    ptx_bulk_load(to + i * apart + row * pitch, (const void *)(half[0] | (uint64_t)half[1] << 32),
-                                  row_bytes, full + i * BATCHES_MAX * 8);
-                }
+                ptx_bulk_load(to + i * apart + row * pitch, (const void *)(half[0] | (uint64_t)half[1] << 32),
+                              row_bytes, full + i * BATCHES_MAX * 8);
             }
         }
     }
@@ -289,6 +309,7 @@ template <int BLOCKS> static __device__ __forceinline__ void gather_rows(const f
         }
         const fmlac_pool &pool = pool_of(p, (note & NOTE_EXTRA_POOL) != 0);
         const uint32_t row_bytes = pool.data_row_bytes;
+        const bool whole = (note & NOTE_WHOLE) != 0;
 #pragma unroll 1
         for (uint32_t batch = 0; batch < CODE_BATCHES; batch++) {
             uint32_t to = raw_batch(m, r, 0), full = ptx_shared_address(&m->raw_full[0][r.at]);
@@ -296,19 +317,25 @@ template <int BLOCKS> static __device__ __forceinline__ void gather_rows(const f
 #pragma unroll 1
             for (uint32_t warp = 0; warp < CODE_WARPS; warp += 2) {
                 const uint8_t *const *places = m->places[at] + warp * WARP_ROWS + batch * BATCH_ROWS;
-                uint32_t there = m->notes[at][warp] >> batch * BATCH_ROWS & 15;
-                there |= (m->notes[at][warp + 1] >> batch * BATCH_ROWS & 15) << BATCH_ROWS;
+                uint32_t there = 0xFF; /* rows of both batches */
+                if (!whole) {
+                    there = uniform((m->notes[at][warp] >> batch * BATCH_ROWS & 15) |
+                                    (m->notes[at][warp + 1] >> batch * BATCH_ROWS & 15) << BATCH_ROWS);
+                }
                 batch_places b[2];
                 read_places(&b[0], places);
                 read_places(&b[1], places + WARP_ROWS);
                 ptx_mbarrier_wait(empty, r.parity ^ 1);
                 ptx_mbarrier_wait(empty + BATCHES_MAX * 8, r.parity ^ 1);
-                if (!pool.aligned) {
-                    fetch_bytes(pool, places, there & 15, to, r.pitch);
-                    fetch_bytes(pool, places + WARP_ROWS, there >> BATCH_ROWS, to + apart, r.pitch);
-                    there = 0;
+                if (there == 0xFF && pool.aligned) {
+                    fetch_whole(row_bytes, b, to, apart, r.pitch, full);
+                } else {
+#pragma unroll 1
+                    for (uint32_t i = 0; i < 2; i++) {
+                        fetch_batch(pool, places + i * WARP_ROWS, there >> i * BATCH_ROWS & 15, to + i * apart, r.pitch,
+                                    full + i * BATCHES_MAX * 8);
+                    }
                 }
-                fetch_batches(row_bytes, b, there, to, apart, r.pitch, full);
                 to += 2 * apart;
                 full += 2 * BATCHES_MAX * 8;
                 empty += 2 * BATCHES_MAX * 8;
