@@ -128,7 +128,8 @@ static __device__ __forceinline__ token_place find_token(const fmlac_mqa &p, con
     if (token_there(p, ring, tile, row)) {
         uint32_t entry = ring[(tile.first + row) % RING];
         uint32_t size = (uint32_t)pool.page_size, dividend = paged ? (uint32_t)(position + row) : entry;
-        uint32_t page = pool.page_shift >= 0 ? dividend >> pool.page_shift : dividend / size, at = dividend - page * size;
+        uint32_t page = pool.page_shift >= 0 ? dividend >> pool.page_shift : dividend / size;
+        uint32_t at = dividend - page * size;
         page = paged ? entry : page;
         place.row = pool.data + page * pool.page_stride + at * pool.token_stride + w.kv_head * pool.head_stride;
         /* pages are shorter than 2^31 bytes */
