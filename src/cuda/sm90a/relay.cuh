@@ -197,7 +197,7 @@ static __device__ __forceinline__ uint32_t lead(float o[128], softmax_rows &rows
         ptx_wgmma_wait<0>();
         ptx_wgmma_hold<SCORES>(s);
         more = uniform(*(const volatile uint32_t *)&m->more[slot]);
-        if (weights_of<BLOCKS, F16>(s, rows, a, factor, m, c, slot, v.at, first, flags)) {
+        if (weights_of<BLOCKS, F16>(s, rows, a, factor, m, c, slot, v.at, first, flags) && t > 0) {
             rescale(o, factor); /* seldom */
         }
         if (ONE_WEIGHTS) { /* the follower is done with the last ones */
@@ -238,7 +238,7 @@ static __device__ __forceinline__ uint32_t follow(float o[128], plan<BLOCKS> *m,
         ptx_mbarrier_wait(full + PORTIONS / 2 * HALF * 8, parity);
         ptx_mbarrier_wait(full + (PORTIONS / 2 * (HALF + 1) - (PORTIONS > 1)) * 8, parity);
         float factor[2];
-        if (follow_references(reference, m->reference[slot][row], m->reference[slot][row + 8], factor)) {
+        if (follow_references(reference, m->reference[slot][row], m->reference[slot][row + 8], factor) && t > 0) {
             rescale(o, factor);
         }
         start_values_ss<F16, the::WIDE>(o, v.weights, v.values[HALF], 1);

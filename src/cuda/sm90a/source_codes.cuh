@@ -294,11 +294,84 @@ static __device__ __forceinline__ void fetch_whole(uint32_t row_bytes, const bat
     __syncwarp();
 }
 
+/* Where the gatherer's next copies go: a batch of all warps, from the first warp on. */
+typedef struct gather_place {
+    uint32_t to, apart; /* the first warp's batch; from warp to warp */
+    uint32_t full, empty, parity;
+} gather_place;
+
+/* Whether a pair of warps has given back the places of a batch. Both barriers are asked at once. */
+static __device__ __forceinline__ bool pair_free(const gather_place &g, uint32_t pair)
+{
+    const uint32_t empty = g.empty + pair * 2 * BATCHES_MAX * 8;
+    bool first = ptx_mbarrier_try(empty, g.parity), second = ptx_mbarrier_try(empty + BATCHES_MAX * 8, g.parity);
+    return first && second;
+}
+
+static __device__ __forceinline__ void await_pair(const gather_place &g, uint32_t pair)
+{
+    const uint32_t empty = g.empty + pair * 2 * BATCHES_MAX * 8;
+    ptx_mbarrier_wait(empty, g.parity);
+    ptx_mbarrier_wait(empty + BATCHES_MAX * 8, g.parity);
+}
+
+/* A batch of all warps of a tile that is whole. Shared memory takes hundreds of cycles to answer where products read
+ * it: so a pair's places and barriers are asked for before the copies of the pair before set out. */
+static __device__ __forceinline__ void gather_whole(const uint8_t *const *places, const gather_place &g,
+                                                    uint32_t row_bytes, uint32_t pitch)
+{
+    batch_places b[2][2];
+    read_places(&b[0][0], places);
+    read_places(&b[0][1], places + WARP_ROWS);
+    bool is_free = pair_free(g, 0);
+#pragma unroll
+    for (uint32_t pair = 0; pair < CODE_WARPS / 2; pair++) {
+        const bool now = is_free;
+        if (pair + 1 < CODE_WARPS / 2) {
+            const uint8_t *const *next = places + (pair + 1) * 2 * WARP_ROWS;
+            read_places(&b[(pair + 1) % 2][0], next);
+            read_places(&b[(pair + 1) % 2][1], next + WARP_ROWS);
+            is_free = pair_free(g, pair + 1);
+        }
+        if (!now) {
+            await_pair(g, pair);
+        }
+        fetch_whole(row_bytes, b[pair % 2], g.to + pair * 2 * g.apart, g.apart, pitch,
+                    g.full + pair * 2 * BATCHES_MAX * 8);
+    }
+}
+
+/* The same of any tile. notes: of the warps. */
+static __device__ __forceinline__ void gather_some(const fmlac_pool &pool, const uint8_t *const *places,
+                                                   const uint32_t *notes, uint32_t batch, const gather_place &g,
+                                                   uint32_t pitch)
+{
+#pragma unroll 1
+    for (uint32_t warp = 0; warp < CODE_WARPS; warp += 2) {
+        const uint8_t *const *from = places + warp * WARP_ROWS;
+        const uint32_t there = uniform((notes[warp] >> batch * BATCH_ROWS & 15) |
+                                       (notes[warp + 1] >> batch * BATCH_ROWS & 15) << BATCH_ROWS);
+        const uint32_t to = g.to + warp * g.apart, full = g.full + warp * BATCHES_MAX * 8;
+        await_pair(g, warp / 2);
+        if (there == 0xFF && pool.aligned) {
+            batch_places b[2];
+            read_places(&b[0], from);
+            read_places(&b[1], from + WARP_ROWS);
+            fetch_whole(pool.data_row_bytes, b, to, g.apart, pitch, full);
+        } else {
+#pragma unroll 1
+            for (uint32_t i = 0; i < 2; i++) {
+                fetch_batch(pool, from + i * WARP_ROWS, there >> i * BATCH_ROWS & 15, to + i * g.apart, pitch,
+                            full + i * BATCHES_MAX * 8);
+            }
+        }
+    }
+}
+
 /* The gatherer. */
 template <int BLOCKS> static __device__ __forceinline__ void gather_rows(const fmlac_mqa &p, plan<BLOCKS> *m)
 {
     raw_ring r = ring_begin<BLOCKS>(p);
-    const uint32_t apart = r.places * BATCH_ROWS * r.pitch;
 #pragma unroll 1
     for (uint32_t tile = 0;; tile++) {
         uint32_t at = tile % PLACES;
@@ -309,36 +382,17 @@ template <int BLOCKS> static __device__ __forceinline__ void gather_rows(const f
         }
         const fmlac_pool &pool = pool_of(p, (note & NOTE_EXTRA_POOL) != 0);
         const uint32_t row_bytes = pool.data_row_bytes;
-        const bool whole = (note & NOTE_WHOLE) != 0;
+        const bool whole = (note & NOTE_WHOLE) != 0 && pool.aligned;
 #pragma unroll 1
         for (uint32_t batch = 0; batch < CODE_BATCHES; batch++) {
-            uint32_t to = raw_batch(m, r, 0), full = ptx_shared_address(&m->raw_full[0][r.at]);
-            uint32_t empty = ptx_shared_address(&m->raw_empty[0][r.at]);
-#pragma unroll 1
-            for (uint32_t warp = 0; warp < CODE_WARPS; warp += 2) {
-                const uint8_t *const *places = m->places[at] + warp * WARP_ROWS + batch * BATCH_ROWS;
-                uint32_t there = 0xFF; /* rows of both batches */
-                if (!whole) {
-                    there = uniform((m->notes[at][warp] >> batch * BATCH_ROWS & 15) |
-                                    (m->notes[at][warp + 1] >> batch * BATCH_ROWS & 15) << BATCH_ROWS);
-                }
-                batch_places b[2];
-                read_places(&b[0], places);
-                read_places(&b[1], places + WARP_ROWS);
-                ptx_mbarrier_wait(empty, r.parity ^ 1);
-                ptx_mbarrier_wait(empty + BATCHES_MAX * 8, r.parity ^ 1);
-                if (there == 0xFF && pool.aligned) {
-                    fetch_whole(row_bytes, b, to, apart, r.pitch, full);
-                } else {
-#pragma unroll 1
-                    for (uint32_t i = 0; i < 2; i++) {
-                        fetch_batch(pool, places + i * WARP_ROWS, there >> i * BATCH_ROWS & 15, to + i * apart, r.pitch,
-                                    full + i * BATCHES_MAX * 8);
-                    }
-                }
-                to += 2 * apart;
-                full += 2 * BATCHES_MAX * 8;
-                empty += 2 * BATCHES_MAX * 8;
+            const gather_place g = {raw_batch(m, r, 0), r.places * BATCH_ROWS * r.pitch,
+                                    ptx_shared_address(&m->raw_full[0][r.at]),
+                                    ptx_shared_address(&m->raw_empty[0][r.at]), r.parity ^ 1};
+            const uint8_t *const *places = m->places[at] + batch * BATCH_ROWS;
+            if (whole) {
+                gather_whole(places, g, row_bytes, r.pitch);
+            } else {
+                gather_some(pool, places, m->notes[at], batch, g, r.pitch);
             }
             ring_next(r);
         }
