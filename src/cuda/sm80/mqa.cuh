@@ -10,18 +10,21 @@
  *   scoring warps  (first QW)  16 * QM rows x TOKENS / TG tokens of Q K^T each; softmax in base 2; the weights go where
  *                  the tile's last dims were: those from 512 on, which are not values
  *   summing warps  (other PW)  16 * MV rows x 512 / CG columns of the output each, in registers for a whole piece; and
- *                  whatever brings tokens
+ *                  whatever brings tokens, but for what scoring warps have time for
  *
  * so that scores of tile i + 1 are taken while values of tile i are summed: the tensor cores have both to choose from.
+ * No warp waits for one that does the same, where it need not: barriers of slots are mbarriers on which one kind arrives
+ * and the other waits.
  *
  * Tile i, in slot i % slots:
- *   list           the first summing warp finds where the tokens lie, slots + 1 tiles ahead, while it would wait
- *   raw            quantised tokens: each summing warp copies the raw bytes of its own, one tile ahead of the next step
- *   full[slot]     when all summing warps are done with tile i - slots (BARRIER_SUMS), they copy plain tokens into the
- *                  slot, or expand quantised ones there; the mbarrier says when the tile is there
+ *   list           a summing warp, another one for every tile, finds where the tokens lie, a tile or two ahead
+ *   raw            quantised tokens: scoring warps let the raw bytes set out when tile i - 1 is there, whose raw bytes
+ *                  nobody needs any more
+ *   full[slot]     when free[slot] says that tile i - slots has been summed, the summing warps copy plain tokens into the
+ *                  slot, or expand quantised ones there, of which scoring warps take some
  *   scores, then BARRIER_SCORES: maxima are exchanged, and no scoring warp reads the tile any more
- *   weights, factors by which output rows shrink; READY[slot]
- *   values
+ *   ready[slot]    weights, factors by which output rows shrink
+ *   free[slot]     values
  *
  * The reference that a row's weights are relative to moves only when the maximum outgrows it by 2^8: so outputs are
  * seldom rescaled, and the last division makes up for it.
@@ -240,6 +243,22 @@ static __device__ __forceinline__ void arrive_warp(uint32_t barrier)
     }
 }
 
+/* Scoring warps, which have time left, expand a tile's last GIVEN tokens when they are done with the tile before. */
+template <class S>
+static __device__ __forceinline__ void bring_given(const fmlac_mqa &p, const mqa_shared &s, int number, int at)
+{
+    if constexpr (S::GIVEN > 0) {
+        constexpr int OWN = S::GIVEN / S::QW;
+        int slot = slot_of(s, at), first = S::TOKENS - S::GIVEN + (int)ptx_thread() / 32 * OWN;
+        if (number >= s.slots) {
+            ptx_mbarrier_wait(s.free + slot * 8, parity_of(s, at) ^ 1);
+        }
+        ptx_mbarrier_wait(s.raw_full, (s.piece->parity >> PARITY_OF_RAW ^ number) & 1);
+        expand<S, OWN>(p, s, at, first, s.tiles + slot * (S::TOKENS * PITCH));
+        arrive_warp(s.full + slot * 8);
+    }
+}
+
 template <class S>
 static __device__ __forceinline__ void scoring_warp(const fmlac_mqa &p, const mqa_shared &s, const mqa_piece &piece)
 {
@@ -249,6 +268,9 @@ static __device__ __forceinline__ void scoring_warp(const fmlac_mqa &p, const mq
     score_rows<S> rows;
     held_rows<S> held;
     begin_rows<S>(s, rows);
+    if (tile_exists(p, s, piece.count > 0, 0)) {
+        bring_given<S>(p, s, 0, 0);
+    }
     if (piece.count > 0) {
         ptx_mbarrier_wait(s.q_full, parity >> PARITY_OF_Q);
         parity ^= 1u << PARITY_OF_Q;
@@ -277,6 +299,9 @@ static __device__ __forceinline__ void scoring_warp(const fmlac_mqa &p, const mq
         arrive_warp(s.ready + slot * 8);
         slot = after(slot, s.slots);
         at = after(at, s.ring);
+        if (S::GIVEN > 0 && tile_exists(p, s, i + 1 < piece.count, at)) {
+            bring_given<S>(p, s, i + 1, at);
+        }
     }
     finish_rows<S>(p, s, piece, rows, s.top + (i & 1) * (S::TG * S::ROWS), row0, tg);
     ptx_barrier_sync(BARRIER_END, S::THREADS);
@@ -345,8 +370,9 @@ static __device__ __forceinline__ void bring(const fmlac_mqa &p, const mqa_share
 {
     uint32_t tile = s.tiles + slot_of(s, at) * (S::TOKENS * PITCH);
     if constexpr (S::CODES) {
+        constexpr int OWN = (S::TOKENS - S::GIVEN) / S::PW;
         ptx_mbarrier_wait(s.raw_full, (s.piece->parity >> PARITY_OF_RAW ^ number) & 1);
-        expand<S>(p, s, at, tile);
+        expand<S, OWN>(p, s, at, ((int)ptx_thread() / 32 - S::QW) * OWN, tile);
         arrive_warp(s.full + slot_of(s, at) * 8);
     } else {
         copy_plain<S>(p, s, at, tile, s.full + slot_of(s, at) * 8);
@@ -530,7 +556,8 @@ template <class S> static __device__ __forceinline__ void mqa_block(const fmlac_
 {
     mqa_shared s = mqa_shared_plan(p);
     if (threadIdx.x < (uint32_t)s.slots) { /* who arrives: a lane of each warp, or all */
-        ptx_mbarrier_init(s.full + threadIdx.x * 8, S::PW * (S::CODES || BULK(p) ? 1 : 32));
+        ptx_mbarrier_init(s.full + threadIdx.x * 8,
+                          S::PW * (S::CODES || BULK(p) ? 1 : 32) + (S::GIVEN > 0 ? S::QW : 0));
         ptx_mbarrier_init(s.ready + threadIdx.x * 8, S::QW);
         ptx_mbarrier_init(s.free + threadIdx.x * 8, S::PW);
     } else if (threadIdx.x == (uint32_t)s.slots) {

@@ -24,6 +24,9 @@
 #define MQA_HELD_16 2
 #endif
 
+#ifndef MQA_GIVEN
+#define MQA_GIVEN 1
+#endif
 #ifndef MQA_LAG
 #define MQA_LAG 1
 #endif
@@ -40,6 +43,7 @@ template <int ROWS_, int TOKENS_, int QM_, int QW_, int MV_, int PW_, int F16_, 
     static constexpr int NV = OUT_COLUMNS / CG / 8;         /* 8-column tiles of a summing warp */
     static constexpr int LINE = FMLAC_TILE_TOKENS / TOKENS; /* rows whose weights share a token row */
     static constexpr int HELD = QM > 1 ? 0 : ROWS == 64 ? MQA_HELD_64 : ROWS == 32 ? MQA_HELD_32 : MQA_HELD_16;
+    static constexpr int GIVEN = CODES && MQA_GIVEN && TOKENS >= 4 * QW + 2 * PW ? 4 * QW : 0; /* see bring_given */
     static_assert((NT == 1 || NT == 2 || NT == 4) && TG <= FMLAC_TOKEN_GROUPS && NV % 8 == 0 &&
                       ROWS <= FMLAC_TILE_TOKENS && PW <= FMLAC_SUMMING_WARPS,
                   "shape");
