@@ -117,7 +117,7 @@ static fmlac_places places_of(const fmlac_kernel *k, const fmlac_mqa *p, int sta
     at.scale = at.address + ring * k->tokens * 8;
     at.mask = at.scale + (p->quantised ? ring * k->tokens * 8 : 0);
     at.barriers = at.mask + ring * 8;
-    at.work = at.barriers + (3 * stages + 3) * 8;
+    at.work = at.barriers + (3 * stages + 2 + (p->quantised ? FMLAC_SUMMING_WARPS : 0)) * 8;
     at.bytes = at.work + FMLAC_WORK_BYTES + (FMLAC_OWN_UNITS + 1) * 4;
     return at;
 }
@@ -214,8 +214,8 @@ static int64_t tile_time(const decision *d, const fmlac_mqa *p)
 {
     int64_t whole = d->hopper && p->quantised ? (d->kernel->cluster > 0 ? 2600 : 3500)
                     : d->hopper               ? 1500
-                    : p->quantised            ? 15000
-                                              : 4000;
+                    : p->quantised            ? 7000
+                                              : 3300;
     int64_t rows = d->hopper ? 64 : p->tile_rows;
     return whole * rows * p->tile_tokens / 4096;
 }

@@ -10,18 +10,18 @@
  *   scoring warps  (first QW)  16 * QM rows x TOKENS / TG tokens of Q K^T each; softmax in base 2; the weights go where
  *                  the tile's last dims were: those from 512 on, which are not values
  *   summing warps  (other PW)  16 * MV rows x 512 / CG columns of the output each, in registers for a whole piece; and
- *                  whatever brings tokens, but for what scoring warps have time for
+ *                  whatever brings tokens
  *
  * so that scores of tile i + 1 are taken while values of tile i are summed: the tensor cores have both to choose from.
- * No warp waits for one that does the same, where it need not: barriers of slots are mbarriers on which one kind arrives
- * and the other waits.
+ * No warp waits for one that does the same, where it need not: barriers of slots are mbarriers on which one kind
+ * arrives and the other waits.
  *
  * Tile i, in slot i % slots:
  *   list           a summing warp, another one for every tile, finds where the tokens lie, a tile or two ahead
- *   raw            quantised tokens: scoring warps let the raw bytes set out when tile i - 1 is there, whose raw bytes
- *                  nobody needs any more
- *   full[slot]     when free[slot] says that tile i - slots has been summed, the summing warps copy plain tokens into the
- *                  slot, or expand quantised ones there, of which scoring warps take some
+ *   raw            quantised tokens: each summing warp lets the raw bytes of its own set out when it has expanded
+ *                  those of tile i - 1
+ *   full[slot]     when free[slot] says that tile i - slots has been summed, the summing warps copy plain tokens into
+ *                  the slot, or expand quantised ones there
  *   scores, then BARRIER_SCORES: maxima are exchanged, and no scoring warp reads the tile any more
  *   ready[slot]    weights, factors by which output rows shrink
  *   free[slot]     values
@@ -243,22 +243,6 @@ static __device__ __forceinline__ void arrive_warp(uint32_t barrier)
     }
 }
 
-/* Scoring warps, which have time left, expand a tile's last GIVEN tokens when they are done with the tile before. */
-template <class S>
-static __device__ __forceinline__ void bring_given(const fmlac_mqa &p, const mqa_shared &s, int number, int at)
-{
-    if constexpr (S::GIVEN > 0) {
-        constexpr int OWN = S::GIVEN / S::QW;
-        int slot = slot_of(s, at), first = S::TOKENS - S::GIVEN + (int)ptx_thread() / 32 * OWN;
-        if (number >= s.slots) {
-            ptx_mbarrier_wait(s.free + slot * 8, parity_of(s, at) ^ 1);
-        }
-        ptx_mbarrier_wait(s.raw_full, (s.piece->parity >> PARITY_OF_RAW ^ number) & 1);
-        expand<S, OWN>(p, s, at, first, s.tiles + slot * (S::TOKENS * PITCH));
-        arrive_warp(s.full + slot * 8);
-    }
-}
-
 template <class S>
 static __device__ __forceinline__ void scoring_warp(const fmlac_mqa &p, const mqa_shared &s, const mqa_piece &piece)
 {
@@ -268,9 +252,6 @@ static __device__ __forceinline__ void scoring_warp(const fmlac_mqa &p, const mq
     score_rows<S> rows;
     held_rows<S> held;
     begin_rows<S>(s, rows);
-    if (tile_exists(p, s, piece.count > 0, 0)) {
-        bring_given<S>(p, s, 0, 0);
-    }
     if (piece.count > 0) {
         ptx_mbarrier_wait(s.q_full, parity >> PARITY_OF_Q);
         parity ^= 1u << PARITY_OF_Q;
@@ -283,11 +264,6 @@ static __device__ __forceinline__ void scoring_warp(const fmlac_mqa &p, const mq
         float acc[S::QM][S::NT][4];
         ptx_mbarrier_wait(s.full + slot * 8, parity >> slot & 1);
         parity ^= 1u << slot | 1u << PARITY_OF_RAW;
-        if constexpr (S::CODES) { /* nobody needs this tile's raw bytes any more */
-            if (tile_exists(p, s, i + 1 < piece.count, after(at, s.ring))) {
-                copy_raw<S>(p, s, after(at, s.ring));
-            }
-        }
         scores<S>(acc, held, s.q, tile, p.row_bytes / 128, row0, token0);
         uint32_t mask = ((volatile uint32_t *)s.mask)[at * 2 + token0 / 32] >> (token0 % 32);
         mask_scores<S>(p, s, acc, rows, mask, row0, i * S::TOKENS + token0);
@@ -299,9 +275,6 @@ static __device__ __forceinline__ void scoring_warp(const fmlac_mqa &p, const mq
         arrive_warp(s.ready + slot * 8);
         slot = after(slot, s.slots);
         at = after(at, s.ring);
-        if (S::GIVEN > 0 && tile_exists(p, s, i + 1 < piece.count, at)) {
-            bring_given<S>(p, s, i + 1, at);
-        }
     }
     finish_rows<S>(p, s, piece, rows, s.top + (i & 1) * (S::TG * S::ROWS), row0, tg);
     ptx_barrier_sync(BARRIER_END, S::THREADS);
@@ -364,16 +337,35 @@ static __device__ __forceinline__ void stage_rows(const float out[S::MV][S::NV][
     }
 }
 
+/* How many tiles the piece has, as far as anybody knows: whoever finds that there are fewer says so, and the others
+ * would find the same before it mattered to them. */
+static __device__ __forceinline__ volatile int &tiles_end(const mqa_shared &s)
+{
+    return *(volatile int *)&s.piece->end;
+}
+
+/* A summing warp's raw bytes of a tile, if there is one, set out: those of the tile before are needed no more. */
+template <class S>
+static __device__ __forceinline__ void copy_next_raw(const fmlac_mqa &p, const mqa_shared &s, int number, int at)
+{
+    if constexpr (S::CODES) {
+        if (tile_exists(p, s, number < tiles_end(s), at)) {
+            copy_raw<S>(p, s, at);
+        }
+    }
+}
+
 /* A summing warp brings its part of the piece's tile `number` (at: its place in the ring) to its slot. */
 template <class S>
 static __device__ __forceinline__ void bring(const fmlac_mqa &p, const mqa_shared &s, int number, int at)
 {
     uint32_t tile = s.tiles + slot_of(s, at) * (S::TOKENS * PITCH);
     if constexpr (S::CODES) {
-        constexpr int OWN = (S::TOKENS - S::GIVEN) / S::PW;
-        ptx_mbarrier_wait(s.raw_full, (s.piece->parity >> PARITY_OF_RAW ^ number) & 1);
-        expand<S, OWN>(p, s, at, ((int)ptx_thread() / 32 - S::QW) * OWN, tile);
+        uint32_t raw_full = s.raw_full + ((int)ptx_thread() / 32 - S::QW) * 8;
+        ptx_mbarrier_wait(raw_full, (s.piece->parity >> PARITY_OF_RAW ^ number) & 1);
+        expand<S>(p, s, at, tile);
         arrive_warp(s.full + slot_of(s, at) * 8);
+        copy_next_raw<S>(p, s, number + 1, after(at, s.ring));
     } else {
         copy_plain<S>(p, s, at, tile, s.full + slot_of(s, at) * 8);
     }
@@ -399,13 +391,6 @@ static __device__ __forceinline__ void sum_tile(float out[S::MV][S::NV][4], cons
     arrive_after(s.free + slot * 8, seen);
 }
 
-/* How many tiles the piece has, as far as anybody knows: whoever finds that there are fewer says so, and the others
- * would find the same before it mattered to them. */
-static __device__ __forceinline__ volatile int &tiles_end(const mqa_shared &s)
-{
-    return *(volatile int *)&s.piece->end;
-}
-
 /* The first tiles of a piece set out on their way. */
 template <class S>
 static __device__ __forceinline__ void begin_tiles(const fmlac_mqa &p, const mqa_shared &s, const mqa_piece &piece)
@@ -416,6 +401,7 @@ static __device__ __forceinline__ void begin_tiles(const fmlac_mqa &p, const mqa
         next_tile<S>(p, s, 0, 0);
     }
     ptx_barrier_sync(BARRIER_LIST, S::THREADS);
+    copy_next_raw<S>(p, s, 0, 0);
     if (first && lag_of<S>(s) > 0 && piece.count > 1) {
         next_tile<S>(p, s, 1, 1);
     }
@@ -479,14 +465,6 @@ template <class S> static __device__ __forceinline__ void mqa_run(const fmlac_mq
     if (warp < S::QW) {
         count_seen<S>(p, s, piece);
         ptx_barrier_sync(BARRIER_LIST, S::THREADS);
-        if constexpr (S::CODES) {
-            if (BULK(p)) {
-                ptx_fence_async_proxy(); /* staged rows were there */
-            }
-            if (tile_exists(p, s, piece.count > 0, 0)) {
-                copy_raw<S>(p, s, 0);
-            }
-        }
         if (piece.count > 0 && p.fused.enabled) {
             load_q_fused<S>(p, w, s);
         } else if (piece.count > 0) {
@@ -556,16 +534,14 @@ template <class S> static __device__ __forceinline__ void mqa_block(const fmlac_
 {
     mqa_shared s = mqa_shared_plan(p);
     if (threadIdx.x < (uint32_t)s.slots) { /* who arrives: a lane of each warp, or all */
-        ptx_mbarrier_init(s.full + threadIdx.x * 8,
-                          S::PW * (S::CODES || BULK(p) ? 1 : 32) + (S::GIVEN > 0 ? S::QW : 0));
+        ptx_mbarrier_init(s.full + threadIdx.x * 8, S::PW * (S::CODES || BULK(p) ? 1 : 32));
         ptx_mbarrier_init(s.ready + threadIdx.x * 8, S::QW);
         ptx_mbarrier_init(s.free + threadIdx.x * 8, S::PW);
     } else if (threadIdx.x == (uint32_t)s.slots) {
         ptx_mbarrier_init(s.q_full, S::QW * 32);
         ptx_mbarrier_init(s.walked, 1);
-        if constexpr (S::CODES) {
-            ptx_mbarrier_init(s.raw_full, raw_arrivals<S>(p));
-        }
+    } else if (S::CODES && threadIdx.x - s.slots <= S::PW) {
+        ptx_mbarrier_init(s.raw_full + (threadIdx.x - s.slots - 1) * 8, raw_arrivals(p));
     }
     if (threadIdx.x < 32) {
         int lane = (int)threadIdx.x;

@@ -160,12 +160,14 @@ static __device__ __forceinline__ void expand_own(const fmlac_mqa &p, const fmla
     }
 }
 
-/* A warp's OWN tokens, from `first` on, of the ring's place `at`, whose raw bytes are there. Where the extra list begins
- * tokens of both pools meet in a tile. */
-template <class S, int OWN>
-static __device__ __forceinline__ void expand(const fmlac_mqa &p, const mqa_shared &s, int at, int first, uint32_t tile)
+/* A warp's own tokens of the ring's place `at`, whose raw bytes are there. Where the extra list begins tokens of both
+ * pools meet in a tile. */
+template <class S>
+static __device__ __forceinline__ void expand(const fmlac_mqa &p, const mqa_shared &s, int at, uint32_t tile)
 {
+    constexpr int OWN = S::TOKENS / S::PW;
     static_assert(OWN % 2 == 0 && OWN <= 4, "tokens go two by two, and eight lanes copy what is bf16 already");
+    int first = ((int)ptx_thread() / 32 - S::QW) * OWN;
     int lane = ptx_thread() % 32;
     const unsigned long long *address = s.address + at * S::TOKENS + first;
     unsigned long long token = lane < OWN ? address[lane] : 0;

@@ -13,24 +13,6 @@
 #define PITCH        FMLAC_MQA_PITCH   /* bytes of a row of Q or of a token: an odd number of 16-byte chunks */
 #define TAIL         (OUT_COLUMNS * 2) /* where a token row's dims from 512 on lie, and weights later */
 
-/* How many blocks of 64 dims of Q scoring warps hold in registers, in kernels of 64, 32 and 16 rows. */
-#ifndef MQA_HELD_64
-#define MQA_HELD_64 4
-#endif
-#ifndef MQA_HELD_32
-#define MQA_HELD_32 6
-#endif
-#ifndef MQA_HELD_16
-#define MQA_HELD_16 2
-#endif
-
-#ifndef MQA_GIVEN
-#define MQA_GIVEN 1
-#endif
-#ifndef MQA_LAG
-#define MQA_LAG 1
-#endif
-
 /* What a kernel is made of. QM: 16-row tiles of a scoring warp, QW: scoring warps; MV: 16-row tiles of a summing warp,
  * PW: summing warps; CODES: tokens are quantised. */
 template <int ROWS_, int TOKENS_, int QM_, int QW_, int MV_, int PW_, int F16_, int CODES_> struct mqa_shape {
@@ -42,8 +24,10 @@ template <int ROWS_, int TOKENS_, int QM_, int QW_, int MV_, int PW_, int F16_, 
     static constexpr int CG = PW * MV * 16 / ROWS;          /* column groups of summing warps */
     static constexpr int NV = OUT_COLUMNS / CG / 8;         /* 8-column tiles of a summing warp */
     static constexpr int LINE = FMLAC_TILE_TOKENS / TOKENS; /* rows whose weights share a token row */
-    static constexpr int HELD = QM > 1 ? 0 : ROWS == 64 ? MQA_HELD_64 : ROWS == 32 ? MQA_HELD_32 : MQA_HELD_16;
-    static constexpr int GIVEN = CODES && MQA_GIVEN && TOKENS >= 4 * QW + 2 * PW ? 4 * QW : 0; /* see bring_given */
+    static constexpr int HELD = QM > 1       ? 0
+                                : ROWS == 64 ? 4
+                                : ROWS == 32 ? 6
+                                             : 2; /* blocks of 64 dims of Q in registers */
     static_assert((NT == 1 || NT == 2 || NT == 4) && TG <= FMLAC_TOKEN_GROUPS && NV % 8 == 0 &&
                       ROWS <= FMLAC_TILE_TOKENS && PW <= FMLAC_SUMMING_WARPS,
                   "shape");
@@ -78,7 +62,7 @@ typedef struct mqa_shared {
     uint32_t q, tiles, raw;      /* 32-bit shared addresses */
     uint32_t full, ready, free;  /* mbarriers of slots: the tile is there; its weights are; it has been summed */
     uint32_t q_full, walked;     /* mbarriers: Q is there; a list of indices has been walked for another tile */
-    uint32_t raw_full;           /* mbarrier, quantised formats: raw bytes of a tile are there */
+    uint32_t raw_full;           /* mbarriers, quantised formats: a summing warp's raw bytes are there */
     float *top;                  /* [2][token groups][ROWS] row maxima of a step; sums at the end */
     float *shrink;               /* [slots][ROWS] what an output row is multiplied with before the slot's tile */
     float *factor;               /* [ROWS] norm factors at the beginning (fused), 1 / sum at the end */
@@ -144,7 +128,7 @@ static __device__ __forceinline__ uint32_t parity_of(const mqa_shared &s, int at
  * be taken meanwhile, so that nobody waits for the last one who sums. */
 template <class S> static __device__ __forceinline__ int lag_of(const mqa_shared &s)
 {
-    return MQA_LAG && S::CODES && ((S::ROWS == 64 && S::TOKENS == 32) || s.slots > 2) ? 1 : 0;
+    return S::CODES && s.slots > 2 ? 1 : 0;
 }
 
 /* Whether a tile is one of its piece; at: its place in the ring. Lists of indices end where a tile is empty. */

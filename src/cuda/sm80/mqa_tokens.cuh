@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * mqa_tokens.cuh: a tile's tokens on their way into shared memory: plain ones by the summing warps, raw bytes of
- * quantised ones by the scoring warps. Each brings tokens of its own: from warp * OWN on. Where a device has bulk
- * copies (p.bulk), a lane sets out for a whole row with one of them, and neither registers nor the path of loads and
- * stores see it; elsewhere 16 bytes are copied at a time.
+ * mqa_tokens.cuh: a tile's tokens on their way into shared memory, by the summing warps. Each brings tokens of its own:
+ * from warp * OWN on. Where a device has bulk copies (p.bulk), a lane sets out for a whole row with one of them, and
+ * neither registers nor the path of loads and stores see it; elsewhere 16 bytes are copied at a time.
  */
 #ifndef FLASHMLA_CUDA_SM80_MQA_TOKENS_CUH
 #define FLASHMLA_CUDA_SM80_MQA_TOKENS_CUH
@@ -179,11 +178,11 @@ static __device__ __forceinline__ bool scales_elsewhere(const fmlac_mqa &p)
     return p.main.pool.scale_row_bytes + p.extra.pool.scale_row_bytes > 0;
 }
 
-/* How often scoring warps arrive where a tile's raw bytes are waited for: a lane of each that says how many bytes come
- * by bulk copies, and all lanes if there are other copies. */
-template <class S> static __device__ __forceinline__ int raw_arrivals(const fmlac_mqa &p)
+/* How often a warp arrives where its raw bytes of a tile are waited for: a lane that says how many come by bulk copies,
+ * and all lanes if there are other copies. */
+static __device__ __forceinline__ int raw_arrivals(const fmlac_mqa &p)
 {
-    return BULK(p) ? S::QW * (scales_elsewhere(p) ? 33 : 1) : S::QW * 32;
+    return BULK(p) ? (scales_elsewhere(p) ? 33 : 1) : 32;
 }
 
 /* Eight lanes copy a token's scale row. */
@@ -233,7 +232,7 @@ template <int OWN>
 static __device__ __forceinline__ void copy_raw_rows(const fmlac_mqa &p, const unsigned long long *address,
                                                      uint32_t raw)
 {
-    constexpr int EACH = 4; /* addresses that are read together */
+    constexpr int EACH = 2; /* addresses that are read together */
     static_assert(OWN % EACH == 0, "tokens of a warp");
     int lane = ptx_thread() % 32;
 #pragma unroll 1
@@ -260,30 +259,30 @@ static __device__ __forceinline__ void copy_raw_rows(const fmlac_mqa &p, const u
     }
 }
 
-/* A scoring warp: the raw bytes of its tokens of the ring's place `at` set out: data rows, and scale rows that lie
+/* A warp: the raw bytes of its tokens of the ring's place `at` set out: data rows, and scale rows that lie
  * elsewhere. */
 template <class S> static __device__ __forceinline__ void copy_raw(const fmlac_mqa &p, const mqa_shared &s, int at)
 {
-    constexpr int OWN = S::TOKENS / S::QW;
-    int first = (int)ptx_thread() / 32 * OWN;
+    constexpr int OWN = S::TOKENS / S::PW;
+    int warp = (int)ptx_thread() / 32 - S::QW, first = warp * OWN;
     const unsigned long long *address = s.address + at * S::TOKENS + first;
     const unsigned long long *scale = s.scale + at * S::TOKENS + first;
-    uint32_t raw = s.raw + first * p.raw_pitch;
+    uint32_t raw = s.raw + first * p.raw_pitch, full = s.raw_full + warp * 8;
     if (!p.aligned) {
         copy_raw_bytes<OWN>(p, address, scale, raw);
-        ptx_mbarrier_arrive(s.raw_full);
+        ptx_mbarrier_arrive(full);
         return;
     }
     if (scales_elsewhere(p)) {
         copy_scales<OWN>(p, address, scale, raw);
     }
     if (BULK(p)) {
-        copy_raw_bulk<OWN>(p, address, raw, s.raw_full);
+        copy_raw_bulk<OWN>(p, address, raw, full);
     } else {
         copy_raw_rows<OWN>(p, address, raw);
     }
     if (!BULK(p) || scales_elsewhere(p)) {
-        ptx_mbarrier_arrive_copies(s.raw_full);
+        ptx_mbarrier_arrive_copies(full);
     }
 }
 
