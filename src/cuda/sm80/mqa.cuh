@@ -243,6 +243,18 @@ static __device__ __forceinline__ void arrive_warp(uint32_t barrier)
     }
 }
 
+/* A scoring warp, another one for every tile: where the tokens of the tile lie that the summing warps will ask for when
+ * the weights of tile i + 1 (at: the place of tile i) are there. */
+template <class S>
+static __device__ __forceinline__ void walk_ahead(const fmlac_mqa &p, const mqa_shared &s, const mqa_piece &piece,
+                                                  int i, int at)
+{
+    int ahead = listed_first<S>(s);
+    if (i % S::QW == (int)ptx_thread() / 32 && i + ahead < piece.count) {
+        next_tile<S>(p, s, i + ahead, at + ahead < s.ring ? at + ahead : at + ahead - s.ring);
+    }
+}
+
 template <class S>
 static __device__ __forceinline__ void scoring_warp(const fmlac_mqa &p, const mqa_shared &s, const mqa_piece &piece)
 {
@@ -273,6 +285,7 @@ static __device__ __forceinline__ void scoring_warp(const fmlac_mqa &p, const mq
             clean_values<S>(tile, (int)clamped(rows.all_see - i * S::TOKENS, 0, S::TOKENS));
         }
         arrive_warp(s.ready + slot * 8);
+        walk_ahead<S>(p, s, piece, i, at);
         slot = after(slot, s.slots);
         at = after(at, s.ring);
     }
@@ -395,16 +408,9 @@ static __device__ __forceinline__ void sum_tile(float out[S::MV][S::NV][4], cons
 template <class S>
 static __device__ __forceinline__ void begin_tiles(const fmlac_mqa &p, const mqa_shared &s, const mqa_piece &piece)
 {
-    bool first = ptx_thread() / 32 == S::QW;
-    if (first && piece.count > 0) {
-        begin_list<S>(p, s);
-        next_tile<S>(p, s, 0, 0);
-    }
     ptx_barrier_sync(BARRIER_LIST, S::THREADS);
     copy_next_raw<S>(p, s, 0, 0);
-    if (first && lag_of<S>(s) > 0 && piece.count > 1) {
-        next_tile<S>(p, s, 1, 1);
-    }
+    ptx_barrier_sync(BARRIER_LIST, S::THREADS);
 }
 
 /* Step by step: a tile is summed, and another brought to the slot that is free then, or has been since the step before.
@@ -426,10 +432,7 @@ static __device__ __forceinline__ void summing_warp(const fmlac_mqa &p, const mq
     begin_tiles<S>(p, s, piece);
 #pragma unroll 1
     for (int ahead = 0, at = 0;; ahead++, at = after(at, s.ring)) { /* number and place of the tile that is brought */
-        int lag = lag_of<S>(s), listed = ahead + 1 + lag;
-        if (listed < tiles_end(s) && listed % S::PW == (int)ptx_thread() / 32 - S::QW) {
-            next_tile<S>(p, s, listed, at + 1 + lag < s.ring ? at + 1 + lag : at + 1 + lag - s.ring);
-        }
+        int lag = lag_of<S>(s);
         int summed = ahead + lag - s.slots;
         if (summed >= tiles_end(s)) {
             break;
@@ -463,6 +466,10 @@ template <class S> static __device__ __forceinline__ void mqa_run(const fmlac_mq
     const fmlac_work &w = *s.work;
     int warp = threadIdx.x / 32;
     if (warp < S::QW) {
+        if (warp == 0 && piece.count > 0) {
+            begin_list<S>(p, s);
+            next_tile<S>(p, s, 0, 0);
+        }
         count_seen<S>(p, s, piece);
         ptx_barrier_sync(BARRIER_LIST, S::THREADS);
         if (piece.count > 0 && p.fused.enabled) {
@@ -475,6 +482,10 @@ template <class S> static __device__ __forceinline__ void mqa_run(const fmlac_mq
         } else if (piece.count > 0) {
             ptx_mbarrier_arrive(s.q_full);
         }
+        for (int i = 1; warp == 0 && i < piece.count && i < listed_first<S>(s); i++) {
+            next_tile<S>(p, s, i, i);
+        }
+        ptx_barrier_arrive(BARRIER_LIST, S::THREADS);
         scoring_warp<S>(p, s, piece);
     } else {
         summing_warp<S>(p, s, piece);

@@ -90,32 +90,46 @@ static __device__ __forceinline__ const int32_t *index_at(const mqa_shared &s, i
     return position < main ? s.piece->entries + position : s.piece->extra_entries + (position - main);
 }
 
+/* A warp: an entry of each lane, of lists of one pool; those that name tokens go to the tile's places from `filled` on,
+ * as far as there are places. Returns which lanes' entries name tokens. */
+template <class S>
+static __device__ __forceinline__ uint32_t put_entries(const fmlac_mqa &p, const mqa_shared &s, int ring, int filled,
+                                                       const fmlac_pool &pool, int32_t entry, unsigned long long bit)
+{
+    int64_t page = entry < 0 ? 0 : page_of(pool, entry);
+    bool there = entry >= 0 && page < pool.num_pages;
+    uint32_t mask = __ballot_sync(0xFFFFFFFFu, there);
+    int place = filled + __popc(mask & ((1u << ptx_thread() % 32) - 1));
+    if (there && place < S::TOKENS) {
+        put_token(p, s, ring * S::TOKENS + place, true, pool, page, entry - page * pool.page_size, bit);
+    }
+    return mask;
+}
+
 /* Entries that name no token are left out, so tiles hold the attended tokens one after another and a row's bits do not
  * depend on what lies between them; main list first, then the extra one. Returns how many entries were looked at. */
 template <class S>
 static __device__ __forceinline__ int next_of_indices(const fmlac_mqa &p, const mqa_shared &s, int ring, int64_t begin)
 {
-    const mqa_piece &piece = *s.piece;
+    int64_t main = s.work->main_count;
     int lane = (int)ptx_thread() % 32, filled = 0, looked = 0;
+    int left = (int)(s.piece->scan_end - begin);
 #pragma unroll 1
-    while (filled < S::TOKENS && begin + looked < piece.scan_end) {
+    while (filled < S::TOKENS && looked < left) {
         int64_t position = begin + looked + lane;
-        bool extra = position >= s.work->main_count;
-        const fmlac_pool &pool = extra ? p.extra.pool : p.main.pool;
-        int32_t entry = position < piece.scan_end ? *index_at(s, position) : -1;
-        int64_t page = entry < 0 ? 0 : page_of(pool, entry);
-        bool there = entry >= 0 && page < pool.num_pages;
-        uint32_t mask = __ballot_sync(0xFFFFFFFFu, there);
-        int place = filled + __popc(mask & ((1u << lane) - 1));
-        if (there && place < S::TOKENS) {
-            put_token(p, s, ring * S::TOKENS + place, true, pool, page, entry - page * pool.page_size,
-                      extra ? EXTRA_BIT : 0);
+        int32_t entry = looked + lane < left ? *index_at(s, position) : -1;
+        uint32_t mask;
+        if (begin + looked + 32 <= main) {
+            mask = put_entries<S>(p, s, ring, filled, p.main.pool, entry, 0);
+        } else {
+            bool extra = position >= main;
+            mask = put_entries<S>(p, s, ring, filled, extra ? p.extra.pool : p.main.pool, entry, extra ? EXTRA_BIT : 0);
         }
-        uint32_t last = __ballot_sync(0xFFFFFFFFu, there && place == S::TOKENS - 1);
-        filled += __popc(mask);
-        looked += last ? __popc(last - 1) + 1 : 32;
+        bool last = (mask >> lane & 1) != 0 && filled + __popc(mask & ((1u << lane) - 1)) == S::TOKENS - 1;
+        uint32_t end = __ballot_sync(0xFFFFFFFFu, last);
+        looked += end ? __popc(end - 1) + 1 : 32;
+        filled = end ? S::TOKENS : filled + __popc(mask);
     }
-    filled = filled < S::TOKENS ? filled : S::TOKENS;
     for (int i = filled + lane; i < S::TOKENS; i += 32) {
         s.address[ring * S::TOKENS + i] = 0;
     }
@@ -147,16 +161,11 @@ static __device__ __forceinline__ void next_tile(const fmlac_mqa &p, const mqa_s
 {
     int64_t begin = (s.piece->begin + number) * S::TOKENS, next = begin + S::TOKENS;
     if (p.main.kind != FMLAC_LIST_PAGED) {
-        if (number > 0) {
-            ptx_mbarrier_wait(s.walked, (s.piece->walks_before + number - 1) & 1);
-        }
         begin = s.piece->scan_at;
         next = begin + next_of_indices<S>(p, s, ring, begin);
         __syncwarp();
         if (ptx_thread() % 32 == 0) {
             s.piece->scan_at = next;
-            s.piece->walks++;
-            ptx_mbarrier_arrive(s.walked);
         }
     } else if (!S::CODES && p.main.pool.page_shift >= 0 && p.main.pool.page_size >= S::TOKENS) {
         next_of_page<S>(p, s, ring, begin);

@@ -131,6 +131,12 @@ template <class S> static __device__ __forceinline__ int lag_of(const mqa_shared
     return S::CODES && s.slots > 2 ? 1 : 0;
 }
 
+/* How many tiles are listed before the first step: a raw tile sets out a step before it goes into its slot. */
+template <class S> static __device__ __forceinline__ int listed_first(const mqa_shared &s)
+{
+    return s.slots + 2 - lag_of<S>(s);
+}
+
 /* Whether a tile is one of its piece; at: its place in the ring. Lists of indices end where a tile is empty. */
 static __device__ __forceinline__ bool tile_exists(const fmlac_mqa &p, const mqa_shared &s, bool inside, int at)
 {
