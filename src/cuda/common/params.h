@@ -47,8 +47,9 @@ typedef struct fmlac_pool {
     int32_t scale_row_bytes;
     int32_t scale_offset;
     int32_t rope_offset;
-    /* Where a token's bytes lie in a raw row of shared memory, and whether 16-byte copies may take them there. */
-    int32_t raw_pitch;
+    /* Where a token's bytes lie in a row of a tile before they are expanded there: data row, scales from there on; and
+     * whether 16-byte copies may take them there. */
+    int32_t raw_at;
     int32_t raw_scales;
     int32_t aligned;
 } fmlac_pool;
@@ -132,7 +133,6 @@ typedef struct fmlac_cut {
 #define FMLAC_STAGES_MAX    5
 #define FMLAC_WORK_BYTES    192 /* of the work and the piece in hand */
 #define FMLAC_SUMMING_WARPS 8
-#define FMLAC_RAW_BANK      64 /* raw rows are so many bytes apart, modulo 128 */
 
 /* Whole rows of tokens by one bulk copy each (sm_90 and up) instead of 16 bytes at a time. */
 #ifndef FMLAC_BULK_ROWS
@@ -145,7 +145,7 @@ enum { FMLAC_STRAIGHT_NONE = 0, FMLAC_STRAIGHT_E4M3 = 1, FMLAC_STRAIGHT_E2M1 = 2
 
 /* Its shared memory: byte offsets, Q at 0. See sm80/mqa_shared.cuh. */
 typedef struct fmlac_places {
-    int32_t tiles, raw, top, shrink, factor, seen, address, scale, mask, barriers, work, bytes;
+    int32_t tiles, top, shrink, factor, seen, address, scale, mask, barriers, work, bytes;
 } fmlac_places;
 
 typedef struct fmlac_mqa {
@@ -167,7 +167,6 @@ typedef struct fmlac_mqa {
     int32_t quantised;
     int32_t aligned;                  /* 16-byte copies may read all pools */
     int32_t bulk;                     /* rows come by bulk copies */
-    int32_t raw_pitch;                /* the larger of the two pools' */
     int32_t straight, straight_extra; /* FMLAC_STRAIGHT_... of the pools */
     int32_t tile_tokens;
     int32_t tile_rows;

@@ -132,18 +132,16 @@ static __device__ __forceinline__ void spread_e2m1(uint32_t codes, uint32_t out[
     out[1] = __byte_perm(low, high, 0x7362) | (signs * 0x00010010u & 0x80008000u);
 }
 
-/* Sixteen elements j..j+15 of one group, the long way: any scale, any outer scale, NaN codes. Codes and scales in
- * shared memory, at 32-bit addresses. */
-static __device__ __noinline__ void expand_hard(int32_t element, float outer_scale, uint32_t codes, float scale,
-                                                int32_t j, uint32_t to)
+/* Sixteen elements of one group to shared memory, the long way: any scale, any outer scale, NaN codes. Codes of e2m1:
+ * all in `low`. */
+static __device__ __noinline__ void expand_hard(int32_t element, float outer_scale, uint64_t low, uint64_t high,
+                                                float scale, uint32_t to)
 {
-    for (int32_t at = j; at < j + 16; at++, to += 2) {
-        float x;
-        if (element == FMLAC_F4_E2M1) {
-            x = float_of_e2m1(ptx_load_shared_u8(codes + (at >> 1)) >> ((at & 1) * 4));
-        } else {
-            x = float_of_e4m3(ptx_load_shared_u8(codes + at));
-        }
+    bool fp4 = element == FMLAC_F4_E2M1;
+#pragma unroll 1
+    for (int i = 0; i < 16; i++, to += 2) {
+        float x = fp4 ? float_of_e2m1((uint32_t)low) : float_of_e4m3((uint32_t)low & 0xFF);
+        low = fp4 || i != 7 ? low >> (fp4 ? 4 : 8) : high;
         ptx_store_shared_u16(to, (uint16_t)bf16_of_float(x * scale * outer_scale));
     }
 }

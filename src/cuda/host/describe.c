@@ -69,8 +69,7 @@ void fmlac_describe_pool(fmlac_pool *to, const fmlai_pool *from)
     to->scale_row_bytes = f->layout == FMLA_LAYOUT_PAGE ? f->scale_row_bytes : 0;
     to->scale_offset = f->scale_offset;
     to->rope_offset = f->rope_offset;
-    to->raw_pitch = round_up(f->data_row_bytes, 16) + round_up(to->scale_row_bytes, 16);
-    to->raw_pitch = round_up(to->raw_pitch + FMLAC_RAW_BANK, 128) - FMLAC_RAW_BANK;
+    to->raw_at = f->rope_dims > 0 ? 2 * f->quant_dims - f->rope_offset : 0; /* dims that are bf16 lie where they stay */
     to->raw_scales = f->scale_offset + (f->layout == FMLA_LAYOUT_PAGE ? round_up(f->data_row_bytes, 16) : 0);
     to->aligned = to->aligned && f->data_row_bytes % 16 == 0 && to->scale_row_bytes % 8 == 0;
 }

@@ -86,15 +86,23 @@ static bool pool_tiles(const fmlac_list *list, int32_t q_dtype)
     return q_dtype == FMLAC_BF16 && (pool->element == FMLAC_F8_E4M3 || pool->element == FMLAC_F4_E2M1) &&
            pool->group_shift >= 4 && pool->quant_dims % 16 == 0 && pool->quant_dims <= OUT_COLUMNS &&
            pool->rope_dims % 16 == 0 && pool->rope_offset % 8 == 0 &&
-           pool->d_qk == pool->quant_dims + pool->rope_dims &&
+           pool->d_qk == pool->quant_dims + pool->rope_dims && pool->raw_at >= 0 && pool->raw_at % 8 == 0 &&
+           pool->raw_at + round_up((size_t)pool->data_row_bytes, 16) + round_up((size_t)pool->scale_row_bytes, 16) <=
+               FMLAC_MQA_PITCH &&
            (pool->scale != FMLAC_F32 || pool->scale_offset % 4 == 0);
+}
+
+/* Whether 16-byte copies may take a pool's tokens into tiles. */
+static bool copies_align(const fmlac_list *list)
+{
+    return list->kind == FMLAC_LIST_NONE || (list->pool.aligned && list->pool.raw_at % 16 == 0);
 }
 
 /* Whether a pool's codes are expanded in straight code; rows of tiles have no zeros behind their dims then. */
 static int32_t straight_of(const fmlac_pool *pool, int32_t row_bytes)
 {
     if (pool->layout == FMLAC_LAYOUT_PLAIN || !pool->aligned || pool->outer_scale != 1.0f ||
-        pool->rope_offset % 16 != 0 || pool->rope_dims % 8 != 0 || 2 * pool->d_qk != row_bytes) {
+        pool->raw_at % 16 != 0 || pool->rope_dims % 8 != 0 || 2 * pool->d_qk != row_bytes) {
         return FMLAC_STRAIGHT_NONE;
     }
     bool e4m3 = pool->element == FMLAC_F8_E4M3 && (pool->scale == FMLAC_F32 || pool->scale == FMLAC_F8_E8M0);
@@ -107,8 +115,7 @@ static fmlac_places places_of(const fmlac_kernel *k, const fmlac_mqa *p, int sta
 {
     const int ring = 2 * stages, row = FMLAC_MQA_PITCH, staged = k->rows * (OUT_COLUMNS + 8) * 4;
     fmlac_places at = {.tiles = k->rows * row};
-    at.raw = at.tiles + stages * k->tokens * row;
-    at.top = at.raw + (p->quantised ? k->tokens * p->raw_pitch : 0);
+    at.top = at.tiles + stages * k->tokens * row;
     at.top = at.top < staged ? staged : at.top;
     at.shrink = at.top + 2 * FMLAC_TOKEN_GROUPS * k->rows * 4;
     at.factor = at.shrink + stages * k->rows * 4;
@@ -164,8 +171,7 @@ static decision decide(const fmlac_state *state, const fmlai_mqa *from, fmlac_mq
     decision d = {.kernel = NULL};
     fmlac_describe_mqa(p, from);
     p->quantised = is_quantised(&p->main) || is_quantised(&p->extra);
-    p->raw_pitch = p->main.pool.raw_pitch > p->extra.pool.raw_pitch ? p->main.pool.raw_pitch : p->extra.pool.raw_pitch;
-    p->aligned = p->main.pool.aligned && (p->extra.kind == FMLAC_LIST_NONE || p->extra.pool.aligned);
+    p->aligned = copies_align(&p->main) && copies_align(&p->extra);
     p->row_bytes = p->d_qk <= 512 ? 1024 : 1152;
     p->bulk = FMLAC_BULK_ROWS && state->capability >= 90 && p->aligned && (p->quantised || 2 * p->d_qk == p->row_bytes);
     bool extra = p->extra.kind != FMLAC_LIST_NONE;

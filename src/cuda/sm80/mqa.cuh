@@ -357,18 +357,27 @@ static __device__ __forceinline__ volatile int &tiles_end(const mqa_shared &s)
     return *(volatile int *)&s.piece->end;
 }
 
-/* A summing warp's raw bytes of a tile, if there is one, set out: those of the tile before are needed no more. */
+/* Until the slot of the piece's tile `number` (at: its place in the ring) is free. */
+static __device__ __forceinline__ void wait_free(const mqa_shared &s, int number, int at)
+{
+    if (number >= s.slots) {
+        ptx_mbarrier_wait(s.free + slot_of(s, at) * 8, parity_of(s, at) ^ 1);
+    }
+}
+
+/* A summing warp's raw bytes of a tile, if there is one, set out for its slot; those of the tile before are there. */
 template <class S>
-static __device__ __forceinline__ void copy_next_raw(const fmlac_mqa &p, const mqa_shared &s, int number, int at)
+static __device__ __forceinline__ void bring_raw(const fmlac_mqa &p, const mqa_shared &s, int number, int at)
 {
     if constexpr (S::CODES) {
         if (tile_exists(p, s, number < tiles_end(s), at)) {
-            copy_raw<S>(p, s, at);
+            wait_free(s, number, at);
+            copy_raw<S>(p, s, at, s.tiles + slot_of(s, at) * (S::TOKENS * PITCH));
         }
     }
 }
 
-/* A summing warp brings its part of the piece's tile `number` (at: its place in the ring) to its slot. */
+/* A summing warp brings its part of the piece's tile `number` (at: its place in the ring). */
 template <class S>
 static __device__ __forceinline__ void bring(const fmlac_mqa &p, const mqa_shared &s, int number, int at)
 {
@@ -376,10 +385,11 @@ static __device__ __forceinline__ void bring(const fmlac_mqa &p, const mqa_share
     if constexpr (S::CODES) {
         uint32_t raw_full = s.raw_full + ((int)ptx_thread() / 32 - S::QW) * 8;
         ptx_mbarrier_wait(raw_full, (s.piece->parity >> PARITY_OF_RAW ^ number) & 1);
+        bring_raw<S>(p, s, number + 1, after(at, s.ring));
         expand<S>(p, s, at, tile);
         arrive_warp(s.full + slot_of(s, at) * 8);
-        copy_next_raw<S>(p, s, number + 1, after(at, s.ring));
     } else {
+        wait_free(s, number, at);
         copy_plain<S>(p, s, at, tile, s.full + slot_of(s, at) * 8);
     }
 }
@@ -409,7 +419,7 @@ template <class S>
 static __device__ __forceinline__ void begin_tiles(const fmlac_mqa &p, const mqa_shared &s, const mqa_piece &piece)
 {
     ptx_barrier_sync(BARRIER_LIST, S::THREADS);
-    copy_next_raw<S>(p, s, 0, 0);
+    bring_raw<S>(p, s, 0, 0);
     ptx_barrier_sync(BARRIER_LIST, S::THREADS);
 }
 
@@ -432,21 +442,15 @@ static __device__ __forceinline__ void summing_warp(const fmlac_mqa &p, const mq
     begin_tiles<S>(p, s, piece);
 #pragma unroll 1
     for (int ahead = 0, at = 0;; ahead++, at = after(at, s.ring)) { /* number and place of the tile that is brought */
-        int lag = lag_of<S>(s);
-        int summed = ahead + lag - s.slots;
+        int behind = brought_ahead<S>(s), summed = ahead - behind;
         if (summed >= tiles_end(s)) {
             break;
         }
         if (summed >= 0) {
-            sum_tile<S>(out, s, at + lag < s.slots ? at + lag + s.slots : at + lag - s.slots);
+            sum_tile<S>(out, s, at < behind ? at + s.ring - behind : at - behind);
         }
         if (ahead >= tiles_end(s)) {
             continue;
-        }
-        if (ahead < s.slots) {
-            ptx_barrier_sync(BARRIER_SUMS, S::PW * 32);
-        } else {
-            ptx_mbarrier_wait(s.free + slot_of(s, at) * 8, parity_of(s, at) ^ 1);
         }
         if (tile_exists(p, s, true, at)) {
             bring<S>(p, s, ahead, at);

@@ -59,7 +59,7 @@ typedef struct mqa_piece {
 static_assert(sizeof(fmlac_work) + sizeof(mqa_piece) <= FMLAC_WORK_BYTES, "work and piece");
 
 typedef struct mqa_shared {
-    uint32_t q, tiles, raw;      /* 32-bit shared addresses */
+    uint32_t q, tiles;           /* 32-bit shared addresses */
     uint32_t full, ready, free;  /* mbarriers of slots: the tile is there; its weights are; it has been summed */
     uint32_t q_full, walked;     /* mbarriers: Q is there; a list of indices has been walked for another tile */
     uint32_t raw_full;           /* mbarriers, quantised formats: a summing warp's raw bytes are there */
@@ -83,7 +83,6 @@ static __device__ __forceinline__ mqa_shared mqa_shared_plan(const fmlac_mqa &p)
     mqa_shared s;
     s.q = ptx_shared_address(base);
     s.tiles = s.q + at.tiles;
-    s.raw = s.q + at.raw;
     s.full = s.q + at.barriers;
     s.ready = s.full + p.stages * 8;
     s.free = s.ready + p.stages * 8;
@@ -124,17 +123,24 @@ static __device__ __forceinline__ uint32_t parity_of(const mqa_shared &s, int at
     return (s.piece->parity >> slot_of(s, at) ^ (at < s.slots ? 0 : 1)) & 1;
 }
 
-/* By how many steps tiles are brought after their slots became free: by one where there are slots enough for scores to
- * be taken meanwhile, so that nobody waits for the last one who sums. */
+/* By how many steps raw bytes set out after their slots became free: by one where there are slots enough for it, so
+ * that nobody waits for the last one who sums. */
 template <class S> static __device__ __forceinline__ int lag_of(const mqa_shared &s)
 {
-    return S::CODES && s.slots > 2 ? 1 : 0;
+    return S::CODES && s.slots > 3 ? 1 : 0;
 }
 
-/* How many tiles are listed before the first step: a raw tile sets out a step before it goes into its slot. */
+/* How many tiles lie between the one that is summed in a step and the one that is brought then: copied, into the slot
+ * that has become free; or expanded, when the raw bytes of the one after it set out. */
+template <class S> static __device__ __forceinline__ int brought_ahead(const mqa_shared &s)
+{
+    return S::CODES ? s.slots - 1 - lag_of<S>(s) : s.slots;
+}
+
+/* How many tiles are listed before the first is summed, and how far lists are ahead of the scores from then on. */
 template <class S> static __device__ __forceinline__ int listed_first(const mqa_shared &s)
 {
-    return s.slots + 2 - lag_of<S>(s);
+    return s.slots + 1 - lag_of<S>(s);
 }
 
 /* Whether a tile is one of its piece; at: its place in the ring. Lists of indices end where a tile is empty. */

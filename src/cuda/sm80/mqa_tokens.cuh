@@ -56,8 +56,8 @@ static __device__ __forceinline__ void load_addresses(unsigned long long to[EACH
 
 /* OWN rows that are there, by bulk copies of one lane. */
 template <int OWN>
-static __device__ __forceinline__ void load_rows_bulk(const unsigned long long *address, uint32_t to, uint32_t pitch,
-                                                      uint32_t bytes, uint32_t full)
+static __device__ __forceinline__ void load_rows_bulk(const unsigned long long *address, uint32_t to, uint32_t bytes,
+                                                      uint32_t full)
 {
     constexpr int EACH = OWN < 4 ? OWN : 4; /* addresses that are read together */
 #pragma unroll
@@ -66,7 +66,7 @@ static __device__ __forceinline__ void load_rows_bulk(const unsigned long long *
         load_addresses<EACH>(from, address + t);
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
-            ptx_bulk_load(to + (t + i) * pitch, (const uint8_t *)(from[i] & ~EXTRA_BIT), bytes, full);
+            ptx_bulk_load(to + (t + i) * PITCH, (const uint8_t *)(from[i] & ~EXTRA_BIT), bytes, full);
         }
     }
 }
@@ -91,7 +91,7 @@ static __device__ __forceinline__ void copy_plain_bulk(const fmlac_mqa &p, const
     if (ptx_elect()) {
         ptx_mbarrier_arrive_expect(full, __popc(there) * p.row_bytes);
         if (all) {
-            load_rows_bulk<OWN>(address + first, to, PITCH, p.row_bytes, full);
+            load_rows_bulk<OWN>(address + first, to, p.row_bytes, full);
         }
     }
     if (!all && from != 0) {
@@ -160,11 +160,12 @@ static __device__ __forceinline__ int raw_scale_row(const fmlac_pool &pool)
 /* A warp's tokens, whatever their address. */
 template <int OWN>
 static __device__ __noinline__ void copy_raw_bytes(const fmlac_mqa &p, const unsigned long long *address,
-                                                   const unsigned long long *scale, uint32_t raw)
+                                                   const unsigned long long *scale, uint32_t row)
 {
 #pragma unroll 1
-    for (int t = 0; t < OWN; t++, raw += p.raw_pitch) {
+    for (int t = 0; t < OWN; t++, row += PITCH) {
         const fmlac_pool &pool = address[t] & EXTRA_BIT ? p.extra.pool : p.main.pool;
+        uint32_t raw = row + pool.raw_at;
         if (address[t] != 0) {
             copy_raw_any(raw, (const uint8_t *)(address[t] & ~EXTRA_BIT), pool.data_row_bytes);
             copy_raw_any(raw + raw_scale_row(pool), (const uint8_t *)scale[t], scale[t] ? pool.scale_row_bytes : 0);
@@ -188,13 +189,13 @@ static __device__ __forceinline__ int raw_arrivals(const fmlac_mqa &p)
 /* Eight lanes copy a token's scale row. */
 template <int OWN>
 static __device__ __forceinline__ void copy_scales(const fmlac_mqa &p, const unsigned long long *address,
-                                                   const unsigned long long *scale, uint32_t raw)
+                                                   const unsigned long long *scale, uint32_t row)
 {
     int lane = ptx_thread() % 32;
 #pragma unroll 1
     for (int t = lane / 8; t < OWN; t += 4) {
         const fmlac_pool &pool = address[t] & EXTRA_BIT ? p.extra.pool : p.main.pool;
-        uint32_t to = raw + t * p.raw_pitch + raw_scale_row(pool);
+        uint32_t to = row + t * PITCH + pool.raw_at + raw_scale_row(pool);
 #pragma unroll 1
         for (int c = lane % 8 * 8; address[t] != 0 && c < pool.scale_row_bytes; c += 64) {
             ptx_copy_async_8(to + c, (const uint8_t *)scale[t] + c, 8);
@@ -205,7 +206,7 @@ static __device__ __forceinline__ void copy_scales(const fmlac_mqa &p, const uns
 /* Data rows by bulk copies. */
 template <int OWN>
 static __device__ __forceinline__ void copy_raw_bulk(const fmlac_mqa &p, const unsigned long long *address,
-                                                     uint32_t raw, uint32_t full)
+                                                     uint32_t row, uint32_t full)
 {
     int lane = ptx_thread() % 32, main = p.main.pool.data_row_bytes;
     unsigned long long token = lane < OWN ? address[lane] : 0;
@@ -213,73 +214,76 @@ static __device__ __forceinline__ void copy_raw_bulk(const fmlac_mqa &p, const u
     uint32_t extra = __ballot_sync(0xFFFFFFFFu, (token & EXTRA_BIT) != 0);
     uint32_t all = (1u << OWN) - 1, one = extra == all ? p.extra.pool.data_row_bytes : main;
     bool alike = there == all && (extra == 0 || extra == all);
+    ptx_fence_async_proxy(); /* values and weights were there */
+    __syncwarp();
     if (ptx_elect()) {
         ptx_mbarrier_arrive_expect(
             full, alike ? OWN * one : __popc(there & ~extra) * main + __popc(extra) * p.extra.pool.data_row_bytes);
         if (alike) {
-            load_rows_bulk<OWN>(address, raw, p.raw_pitch, one, full);
+            load_rows_bulk<OWN>(address, row + (extra ? p.extra.pool.raw_at : p.main.pool.raw_at), one, full);
         }
     }
     __syncwarp();
     if (!alike && token != 0) {
-        ptx_bulk_load(raw + lane * p.raw_pitch, (const uint8_t *)(token & ~EXTRA_BIT),
-                      token & EXTRA_BIT ? p.extra.pool.data_row_bytes : main, full);
+        const fmlac_pool &pool = token & EXTRA_BIT ? p.extra.pool : p.main.pool;
+        ptx_bulk_load(row + lane * PITCH + pool.raw_at, (const uint8_t *)(token & ~EXTRA_BIT), pool.data_row_bytes,
+                      full);
     }
 }
 
 /* Data rows 16 bytes at a time. */
 template <int OWN>
 static __device__ __forceinline__ void copy_raw_rows(const fmlac_mqa &p, const unsigned long long *address,
-                                                     uint32_t raw)
+                                                     uint32_t row)
 {
     constexpr int EACH = 2; /* addresses that are read together */
     static_assert(OWN % EACH == 0, "tokens of a warp");
     int lane = ptx_thread() % 32;
 #pragma unroll 1
-    for (int t = 0; t < OWN; t += EACH, raw += EACH * p.raw_pitch) {
+    for (int t = 0; t < OWN; t += EACH, row += EACH * PITCH) {
         unsigned long long token[EACH];
         load_addresses<EACH>(token, address + t);
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
-            const uint8_t *row = (const uint8_t *)(token[i] & ~EXTRA_BIT) + lane * 16;
-            int bytes = token[i] & EXTRA_BIT ? p.extra.pool.data_row_bytes : p.main.pool.data_row_bytes;
-            bytes = token[i] != 0 ? bytes : 0;
-            uint32_t to = raw + i * p.raw_pitch + lane * 16;
+            const uint8_t *from = (const uint8_t *)(token[i] & ~EXTRA_BIT) + lane * 16;
+            const fmlac_pool &pool = token[i] & EXTRA_BIT ? p.extra.pool : p.main.pool;
+            int bytes = token[i] != 0 ? pool.data_row_bytes : 0;
+            uint32_t to = row + i * PITCH + pool.raw_at + lane * 16;
             if (lane * 16 < bytes) {
-                ptx_copy_async_16(to, row, 16);
+                ptx_copy_async_16(to, from, 16);
             }
             if (lane * 16 + 512 < bytes) {
-                ptx_copy_async_16(to + 512, row + 512, 16);
+                ptx_copy_async_16(to + 512, from + 512, 16);
             }
-#pragma unroll 1
-            for (int c = lane * 16 + 1024; c < bytes; c += 512) {
-                ptx_copy_async_16(to - lane * 16 + c, row - lane * 16 + c, 16);
+            if (lane * 16 + 1024 < bytes) {
+                ptx_copy_async_16(to + 1024, from + 1024, 16);
             }
         }
     }
 }
 
-/* A warp: the raw bytes of its tokens of the ring's place `at` set out: data rows, and scale rows that lie
- * elsewhere. */
-template <class S> static __device__ __forceinline__ void copy_raw(const fmlac_mqa &p, const mqa_shared &s, int at)
+/* A warp: the raw bytes of its tokens of the ring's place `at` set out for the rows of the tile where they will be
+ * expanded: data rows, and scale rows that lie elsewhere. */
+template <class S>
+static __device__ __forceinline__ void copy_raw(const fmlac_mqa &p, const mqa_shared &s, int at, uint32_t tile)
 {
     constexpr int OWN = S::TOKENS / S::PW;
     int warp = (int)ptx_thread() / 32 - S::QW, first = warp * OWN;
     const unsigned long long *address = s.address + at * S::TOKENS + first;
     const unsigned long long *scale = s.scale + at * S::TOKENS + first;
-    uint32_t raw = s.raw + first * p.raw_pitch, full = s.raw_full + warp * 8;
+    uint32_t row = tile + first * PITCH, full = s.raw_full + warp * 8;
     if (!p.aligned) {
-        copy_raw_bytes<OWN>(p, address, scale, raw);
+        copy_raw_bytes<OWN>(p, address, scale, row);
         ptx_mbarrier_arrive(full);
         return;
     }
     if (scales_elsewhere(p)) {
-        copy_scales<OWN>(p, address, scale, raw);
+        copy_scales<OWN>(p, address, scale, row);
     }
     if (BULK(p)) {
-        copy_raw_bulk<OWN>(p, address, raw, full);
+        copy_raw_bulk<OWN>(p, address, row, full);
     } else {
-        copy_raw_rows<OWN>(p, address, raw);
+        copy_raw_rows<OWN>(p, address, row);
     }
     if (!BULK(p) || scales_elsewhere(p)) {
         ptx_mbarrier_arrive_copies(full);
