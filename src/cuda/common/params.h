@@ -133,6 +133,7 @@ typedef struct fmlac_cut {
 #define FMLAC_STAGES_MAX    5
 #define FMLAC_WORK_BYTES    192 /* of the work and the piece in hand */
 #define FMLAC_SUMMING_WARPS 8
+#define FMLAC_SCORING_WARPS 4
 
 /* Whole rows of tokens by one bulk copy each (sm_90 and up) instead of 16 bytes at a time. */
 #ifndef FMLAC_BULK_ROWS

@@ -117,6 +117,12 @@ PTX_INLINE void ptx_copy_async_16_if(uint32_t shared, const void *global, bool t
                  : "memory");
 }
 
+/* 4 bytes. */
+PTX_INLINE void ptx_copy_async_4(uint32_t shared, const void *global)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared), "l"(global) : "memory");
+}
+
 /* 8 bytes. */
 PTX_INLINE void ptx_copy_async_8(uint32_t shared, const void *global, uint32_t bytes)
 {

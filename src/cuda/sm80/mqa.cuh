@@ -247,11 +247,12 @@ static __device__ __forceinline__ void arrive_warp(uint32_t barrier)
  * the weights of tile i + 1 (at: the place of tile i) are there. */
 template <class S>
 static __device__ __forceinline__ void walk_ahead(const fmlac_mqa &p, const mqa_shared &s, const mqa_piece &piece,
-                                                  int i, int at)
+                                                  int i, int at, uint32_t &asked)
 {
     int ahead = listed_first<S>(s);
     if (i % S::QW == (int)ptx_thread() / 32 && i + ahead < piece.count) {
-        next_tile<S>(p, s, i + ahead, at + ahead < s.ring ? at + ahead : at + ahead - s.ring);
+        int64_t next = next_tile<S>(p, s, i + ahead, at + ahead < s.ring ? at + ahead : at + ahead - s.ring, asked);
+        asked = ask_for_entries(p, s, next + (S::QW - 1) * S::TOKENS);
     }
 }
 
@@ -269,6 +270,10 @@ static __device__ __forceinline__ void scoring_warp(const fmlac_mqa &p, const mq
         parity ^= 1u << PARITY_OF_Q;
     }
     hold_rows<S>(held, s.q, p.row_bytes / 128, row0);
+    uint32_t asked = NOT_ASKED;
+    if (piece.count > listed_first<S>(s)) {
+        asked = ask_for_entries(p, s, (piece.begin + listed_first<S>(s) + warp) * S::TOKENS);
+    }
 #pragma unroll 1
     for (i = 0; tile_exists(p, s, i < piece.count, at); i++) {
         uint32_t tile = s.tiles + slot * (S::TOKENS * PITCH);
@@ -285,7 +290,7 @@ static __device__ __forceinline__ void scoring_warp(const fmlac_mqa &p, const mq
             clean_values<S>(tile, (int)clamped(rows.all_see - i * S::TOKENS, 0, S::TOKENS));
         }
         arrive_warp(s.ready + slot * 8);
-        walk_ahead<S>(p, s, piece, i, at);
+        walk_ahead<S>(p, s, piece, i, at, asked);
         slot = after(slot, s.slots);
         at = after(at, s.ring);
     }
@@ -350,56 +355,54 @@ static __device__ __forceinline__ void stage_rows(const float out[S::MV][S::NV][
     }
 }
 
-/* How many tiles the piece has, as far as anybody knows: whoever finds that there are fewer says so, and the others
- * would find the same before it mattered to them. */
-static __device__ __forceinline__ volatile int &tiles_end(const mqa_shared &s)
+/* Until the slot of the tile at a place in the ring is free: the phase before the tile's own. */
+static __device__ __forceinline__ void wait_free(const mqa_shared &s, uint32_t parity, int at)
 {
-    return *(volatile int *)&s.piece->end;
+    ptx_mbarrier_wait(s.free + slot_of(s, at) * 8, parity_of(s, parity, at) ^ 1);
 }
 
-/* Until the slot of the piece's tile `number` (at: its place in the ring) is free. */
-static __device__ __forceinline__ void wait_free(const mqa_shared &s, int number, int at)
-{
-    if (number >= s.slots) {
-        ptx_mbarrier_wait(s.free + slot_of(s, at) * 8, parity_of(s, at) ^ 1);
-    }
-}
-
-/* A summing warp's raw bytes of a tile, if there is one, set out for its slot; those of the tile before are there. */
+/* A summing warp brings its part of the tile at a place in the ring, if there is one. */
 template <class S>
-static __device__ __forceinline__ void bring_raw(const fmlac_mqa &p, const mqa_shared &s, int number, int at)
+static __device__ __forceinline__ bool bring_plain(const fmlac_mqa &p, const mqa_shared &s, uint32_t parity, int at)
 {
-    if constexpr (S::CODES) {
-        if (tile_exists(p, s, number < tiles_end(s), at)) {
-            wait_free(s, number, at);
-            copy_raw<S>(p, s, at, s.tiles + slot_of(s, at) * (S::TOKENS * PITCH));
-        }
+    int slot = slot_of(s, at);
+    bool there = tile_exists(p, s, true, at);
+    if (there) {
+        wait_free(s, parity, at);
+        copy_plain<S>(p, s, at, s.tiles + slot * (S::TOKENS * PITCH), s.full + slot * 8);
     }
+    return there;
 }
 
-/* A summing warp brings its part of the piece's tile `number` (at: its place in the ring). */
+/* The same where raw bytes, which are under way, are to be expanded; those of the tile after it set out. `own`: the
+ * warp's tokens, first of this tile, then of the next. */
 template <class S>
-static __device__ __forceinline__ void bring(const fmlac_mqa &p, const mqa_shared &s, int number, int at)
+static __device__ __forceinline__ bool bring_codes(const fmlac_mqa &p, const mqa_shared &s, uint32_t parity, int at,
+                                                   bool last, uint32_t &own)
 {
-    uint32_t tile = s.tiles + slot_of(s, at) * (S::TOKENS * PITCH);
-    if constexpr (S::CODES) {
-        uint32_t raw_full = s.raw_full + ((int)ptx_thread() / 32 - S::QW) * 8;
-        ptx_mbarrier_wait(raw_full, (s.piece->parity >> PARITY_OF_RAW ^ number) & 1);
-        bring_raw<S>(p, s, number + 1, after(at, s.ring));
-        expand<S>(p, s, at, tile);
-        arrive_warp(s.full + slot_of(s, at) * 8);
-    } else {
-        wait_free(s, number, at);
-        copy_plain<S>(p, s, at, tile, s.full + slot_of(s, at) * 8);
+    int slot = slot_of(s, at), next = after(at, s.ring);
+    if (own == 0) {
+        return false;
     }
+    ptx_mbarrier_wait(s.raw_full + ((int)ptx_thread() / 32 - S::QW) * 8, (parity >> PARITY_OF_RAW ^ at) & 1);
+    uint32_t of_next = own_tokens<S>(s, !last, next);
+    if (of_next != 0) {
+        wait_free(s, parity, next);
+        copy_raw<S>(p, s, next, s.tiles + slot_of(s, next) * (S::TOKENS * PITCH), of_next);
+    }
+    expand<S>(p, s, at, s.tiles + slot * (S::TOKENS * PITCH), own);
+    arrive_warp(s.full + slot * 8);
+    own = of_next;
+    return true;
 }
 
 /* A summing warp sums the tile at a place in the ring. */
 template <class S>
-static __device__ __forceinline__ void sum_tile(float out[S::MV][S::NV][4], const mqa_shared &s, int at)
+static __device__ __forceinline__ void sum_tile(float out[S::MV][S::NV][4], const mqa_shared &s, uint32_t parity,
+                                                int at)
 {
     int slot = slot_of(s, at);
-    ptx_mbarrier_wait(s.ready + slot * 8, parity_of(s, at));
+    ptx_mbarrier_wait(s.ready + slot * 8, parity_of(s, parity, at));
     shrink_rows<S>(out, s.shrink + slot * S::ROWS);
     values<S>(out, s.tiles + slot * (S::TOKENS * PITCH), summed_row<S>(), summed_column<S>());
     uint32_t seen = 0; /* a sum of everything that was loaded */
@@ -412,15 +415,6 @@ static __device__ __forceinline__ void sum_tile(float out[S::MV][S::NV][4], cons
         seen ^= __float_as_uint(out[0][n][0]);
     }
     arrive_after(s.free + slot * 8, seen);
-}
-
-/* The first tiles of a piece set out on their way. */
-template <class S>
-static __device__ __forceinline__ void begin_tiles(const fmlac_mqa &p, const mqa_shared &s, const mqa_piece &piece)
-{
-    ptx_barrier_sync(BARRIER_LIST, S::THREADS);
-    bring_raw<S>(p, s, 0, 0);
-    ptx_barrier_sync(BARRIER_LIST, S::THREADS);
 }
 
 /* Step by step: a tile is summed, and another brought to the slot that is free then, or has been since the step before.
@@ -439,23 +433,33 @@ static __device__ __forceinline__ void summing_warp(const fmlac_mqa &p, const mq
     if (BULK(p)) {
         ptx_fence_async_proxy(); /* staged rows were where tokens go */
     }
-    begin_tiles<S>(p, s, piece);
+    uint32_t parity = piece.parity;
+    uint32_t own = 0;
+    ptx_barrier_sync(BARRIER_LIST, S::THREADS);
+    if constexpr (S::CODES) {
+        own = own_tokens<S>(s, piece.count > 0, 0);
+        if (own != 0) {
+            copy_raw<S>(p, s, 0, s.tiles, own);
+        }
+    }
+    ptx_barrier_sync(BARRIER_LIST, S::THREADS);
+    int left = piece.count, held = 0, at = 0; /* tiles to bring, and brought but not summed; place of the next one */
 #pragma unroll 1
-    for (int ahead = 0, at = 0;; ahead++, at = after(at, s.ring)) { /* number and place of the tile that is brought */
-        int behind = brought_ahead<S>(s), summed = ahead - behind;
-        if (summed >= tiles_end(s)) {
-            break;
+    while (left > 0 || held > 0) {
+        if (left == 0 || held == brought_ahead<S>(s)) {
+            sum_tile<S>(out, s, parity, at < held ? at + s.ring - held : at - held);
+            held--;
         }
-        if (summed >= 0) {
-            sum_tile<S>(out, s, at < behind ? at + s.ring - behind : at - behind);
-        }
-        if (ahead >= tiles_end(s)) {
-            continue;
-        }
-        if (tile_exists(p, s, true, at)) {
-            bring<S>(p, s, ahead, at);
-        } else {
-            tiles_end(s) = ahead;
+        if (left > 0) {
+            bool there;
+            if constexpr (S::CODES) {
+                there = bring_codes<S>(p, s, parity, at, left == 1, own);
+            } else {
+                there = bring_plain<S>(p, s, parity, at);
+            }
+            left = there ? left - 1 : 0;
+            held += there;
+            at = there ? after(at, s.ring) : at;
         }
     }
     ptx_barrier_sync(BARRIER_END, S::THREADS);
@@ -472,7 +476,7 @@ template <class S> static __device__ __forceinline__ void mqa_run(const fmlac_mq
     if (warp < S::QW) {
         if (warp == 0 && piece.count > 0) {
             begin_list<S>(p, s);
-            next_tile<S>(p, s, 0, 0);
+            next_tile<S>(p, s, 0, 0, NOT_ASKED);
         }
         count_seen<S>(p, s, piece);
         ptx_barrier_sync(BARRIER_LIST, S::THREADS);
@@ -487,7 +491,7 @@ template <class S> static __device__ __forceinline__ void mqa_run(const fmlac_mq
             ptx_mbarrier_arrive(s.q_full);
         }
         for (int i = 1; warp == 0 && i < piece.count && i < listed_first<S>(s); i++) {
-            next_tile<S>(p, s, i, i);
+            next_tile<S>(p, s, i, i, NOT_ASKED);
         }
         ptx_barrier_arrive(BARRIER_LIST, S::THREADS);
         scoring_warp<S>(p, s, piece);
@@ -496,10 +500,7 @@ template <class S> static __device__ __forceinline__ void mqa_run(const fmlac_mq
     }
     __syncthreads();
     float *partial = piece.place < 0 ? nullptr : p.cut.partial + piece.place * S::ROWS * OUT_COLUMNS;
-#pragma unroll 1
-    for (int row = warp; row < w.rows; row += S::QW + S::PW) {
-        store_row(p, w, row, (float *)ptx_shared() + row * STAGED_PITCH, partial);
-    }
+    store_rows(p, w, warp, S::QW + S::PW, (float *)ptx_shared(), partial);
     __syncthreads();
 }
 
@@ -526,7 +527,7 @@ static __device__ __forceinline__ void find_piece(const fmlac_mqa &p, const mqa_
             s.piece->place = begin == 0 && end == all ? -1 : (int64_t)blockIdx.x * 2 + (begin == 0);
             begin = begin < tiles ? begin : tiles;
             s.piece->begin = begin;
-            s.piece->count = s.piece->end = (end < tiles ? end : tiles) - begin;
+            s.piece->count = (end < tiles ? end : tiles) - begin;
             s.piece->unit = unit;
             return;
         }
@@ -554,7 +555,6 @@ template <class S> static __device__ __forceinline__ void mqa_block(const fmlac_
         ptx_mbarrier_init(s.free + threadIdx.x * 8, S::PW);
     } else if (threadIdx.x == (uint32_t)s.slots) {
         ptx_mbarrier_init(s.q_full, S::QW * 32);
-        ptx_mbarrier_init(s.walked, 1);
     } else if (S::CODES && threadIdx.x - s.slots <= S::PW) {
         ptx_mbarrier_init(s.raw_full + (threadIdx.x - s.slots - 1) * 8, raw_arrivals(p));
     }
@@ -571,7 +571,6 @@ template <class S> static __device__ __forceinline__ void mqa_block(const fmlac_
         if (lane == 0) {
             s.piece->cut = cut;
             s.piece->parity = 0;
-            s.piece->walks = 0;
             find_piece(p, s, unit);
         }
     }

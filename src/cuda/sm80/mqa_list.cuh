@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * mqa_list.cuh: from a token list to the addresses of a tile's tokens. The summing warps take turns in walking the
+ * mqa_list.cuh: from a token list to the addresses of a tile's tokens. The scoring warps take turns in walking the
  * list, a tile each, ahead of everybody; what they find lies in a ring of s.ring tiles.
  */
 #ifndef FLASHMLA_CUDA_SM80_MQA_LIST_CUH
@@ -28,35 +28,87 @@ static __device__ __forceinline__ void put_token(const fmlac_mqa &p, const mqa_s
     }
 }
 
-/* The first `count` tokens of a tile are there. */
-static __device__ __forceinline__ void put_mask(const mqa_shared &s, int ring, int count)
+/* The first `count` of 32 bits. */
+static __device__ __forceinline__ uint32_t first_bits(int count)
 {
-    int lane = (int)ptx_thread() % 32, bits = count - lane * 32;
-    if (lane < 2) {
-        s.mask[ring * 2 + lane] = bits <= 0 ? 0 : bits < 32 ? (1u << bits) - 1 : 0xFFFFFFFFu;
+    return count <= 0 ? 0 : count < 32 ? (1u << count) - 1 : 0xFFFFFFFFu;
+}
+
+/* The first `count` tokens of a tile are there, the first `main` of them of the main pool. */
+template <class S>
+static __device__ __forceinline__ void put_mask(const mqa_shared &s, int ring, int count, int main)
+{
+    if (ptx_thread() % 32 == 0) {
+        s.mask[ring * 2] = first_bits(count);
+        s.mask[ring * 2 + 1] = S::CODES ? first_bits(count) & ~first_bits(main) : first_bits(count - 32);
     }
+}
+
+/* ---- entries ---------------------------------------------------------------------------------------------------- */
+
+/* Where the list's entry for a position lies: an index, or a page of the table; nullptr: pages follow one another. */
+static __device__ __forceinline__ const int32_t *entry_at(const fmlac_mqa &p, const mqa_shared &s, int64_t position)
+{
+    const int32_t *entries = s.piece->entries;
+    if (p.main.kind == FMLAC_LIST_PAGED) {
+        return entries ? entries + page_of(p.main.pool, position) : nullptr;
+    }
+    int64_t main = s.work->main_count;
+    return position < main ? entries + position : s.piece->extra_entries + (position - main);
+}
+
+/* A warp: entries of 32 positions are asked for, which it will want at its next turn. Returns the first, modulo 2^32. */
+static __device__ __forceinline__ uint32_t ask_for_entries(const fmlac_mqa &p, const mqa_shared &s, int64_t begin)
+{
+    int64_t position = begin + ptx_thread() % 32;
+    if (position < s.piece->scan_end && (p.main.kind != FMLAC_LIST_PAGED || s.piece->entries)) {
+        ptx_copy_async_4(ptx_shared_address(s.entries + ptx_thread()), entry_at(p, s, position));
+    }
+    ptx_copy_async_commit();
+    return (uint32_t)begin;
+}
+
+#define NOT_ASKED 0xFFFFFFFFu /* no tile begins there */
+
+/* A lane's entry of those from `begin` on, where it is one of the list's. */
+static __device__ __forceinline__ int32_t entry_of(const fmlac_mqa &p, const mqa_shared &s, int64_t begin,
+                                                   uint32_t asked)
+{
+    if (asked == (uint32_t)begin) {
+        ptx_copy_async_wait<0>();
+        return s.entries[ptx_thread()];
+    }
+    return *entry_at(p, s, begin + ptx_thread() % 32);
 }
 
 /* ---- pages ------------------------------------------------------------------------------------------------------ */
 
-/* The page of a position; -1 behind the end. */
-static __device__ __forceinline__ int64_t page_at(const fmlac_mqa &p, const mqa_piece &piece, int64_t position)
+/* The page of a lane's position; -1 behind the end. */
+static __device__ __forceinline__ int64_t page_at(const fmlac_mqa &p, const mqa_shared &s, int64_t begin,
+                                                  uint32_t asked)
 {
-    int64_t at = page_of(p.main.pool, position);
-    return position >= piece.scan_end ? -1 : piece.entries ? piece.entries[at] : piece.first_page + at;
+    int64_t position = begin + ptx_thread() % 32;
+    if (position >= s.piece->scan_end) {
+        return -1;
+    }
+    return s.piece->entries ? entry_of(p, s, begin, asked) : s.piece->first_page + page_of(p.main.pool, position);
 }
 
 /* Places are kept, since what a row sees is counted in places. */
 template <class S>
-static __device__ __forceinline__ void next_of_pages(const fmlac_mqa &p, const mqa_shared &s, int ring, int64_t begin)
+static __device__ __forceinline__ void next_of_pages(const fmlac_mqa &p, const mqa_shared &s, int ring, int64_t begin,
+                                                     uint32_t asked)
 {
     const fmlac_pool &pool = p.main.pool;
 #pragma unroll 1
     for (int base = 0; base < S::TOKENS; base += 32) {
         int i = base + ptx_thread() % 32;
-        int64_t position = begin + i, page = i < S::TOKENS ? page_at(p, *s.piece, position) : -1;
+        int64_t position = begin + i, page = i < S::TOKENS ? page_at(p, s, begin + base, asked) : -1;
         bool there = page >= 0 && page < pool.num_pages;
         s.mask[ring * 2 + base / 32] = __ballot_sync(0xFFFFFFFFu, there);
+        if (S::CODES) {
+            s.mask[ring * 2 + 1] = 0;
+        }
         if (i < S::TOKENS) {
             int64_t at = position - page_of(pool, position) * pool.page_size;
             put_token(p, s, ring * S::TOKENS + i, there, pool, page, at, 0);
@@ -66,10 +118,11 @@ static __device__ __forceinline__ void next_of_pages(const fmlac_mqa &p, const m
 
 /* The same where a tile lies in one page. */
 template <class S>
-static __device__ __forceinline__ void next_of_page(const fmlac_mqa &p, const mqa_shared &s, int ring, int64_t begin)
+static __device__ __forceinline__ void next_of_page(const fmlac_mqa &p, const mqa_shared &s, int ring, int64_t begin,
+                                                    uint32_t asked)
 {
     const fmlac_pool &pool = p.main.pool;
-    int64_t page = page_at(p, *s.piece, begin), at = begin & (pool.page_size - 1);
+    int64_t page = __shfl_sync(0xFFFFFFFFu, page_at(p, s, begin, asked), 0), at = begin & (pool.page_size - 1);
     int64_t left = page >= 0 && page < pool.num_pages ? s.piece->scan_end - begin : 0;
     const uint8_t *row = pool.data + page * pool.page_stride + s.work->kv_head * pool.head_stride;
     int lane = (int)ptx_thread() % 32, count = left < S::TOKENS ? (int)left : S::TOKENS;
@@ -79,16 +132,10 @@ static __device__ __forceinline__ void next_of_page(const fmlac_mqa &p, const mq
         s.address[ring * S::TOKENS + i] = i < count ? (unsigned long long)row : 0;
         row += 32 * pool.token_stride;
     }
-    put_mask(s, ring, count);
+    put_mask<S>(s, ring, count, count);
 }
 
 /* ---- indices ---------------------------------------------------------------------------------------------------- */
-
-static __device__ __forceinline__ const int32_t *index_at(const mqa_shared &s, int64_t position)
-{
-    int64_t main = s.work->main_count;
-    return position < main ? s.piece->entries + position : s.piece->extra_entries + (position - main);
-}
 
 /* A warp: an entry of each lane, of lists of one pool; those that name tokens go to the tile's places from `filled` on,
  * as far as there are places. Returns which lanes' entries name tokens. */
@@ -109,21 +156,24 @@ static __device__ __forceinline__ uint32_t put_entries(const fmlac_mqa &p, const
 /* Entries that name no token are left out, so tiles hold the attended tokens one after another and a row's bits do not
  * depend on what lies between them; main list first, then the extra one. Returns how many entries were looked at. */
 template <class S>
-static __device__ __forceinline__ int next_of_indices(const fmlac_mqa &p, const mqa_shared &s, int ring, int64_t begin)
+static __device__ __forceinline__ int next_of_indices(const fmlac_mqa &p, const mqa_shared &s, int ring, int64_t begin,
+                                                      uint32_t asked)
 {
     int64_t main = s.work->main_count;
-    int lane = (int)ptx_thread() % 32, filled = 0, looked = 0;
+    int lane = (int)ptx_thread() % 32, filled = 0, looked = 0, of_main = 0;
     int left = (int)(s.piece->scan_end - begin);
 #pragma unroll 1
     while (filled < S::TOKENS && looked < left) {
         int64_t position = begin + looked + lane;
-        int32_t entry = looked + lane < left ? *index_at(s, position) : -1;
+        int32_t entry = looked + lane < left ? entry_of(p, s, begin + looked, asked) : -1;
         uint32_t mask;
         if (begin + looked + 32 <= main) {
             mask = put_entries<S>(p, s, ring, filled, p.main.pool, entry, 0);
+            of_main = filled + __popc(mask);
         } else {
             bool extra = position >= main;
             mask = put_entries<S>(p, s, ring, filled, extra ? p.extra.pool : p.main.pool, entry, extra ? EXTRA_BIT : 0);
+            of_main += __popc(mask & __ballot_sync(0xFFFFFFFFu, !extra));
         }
         bool last = (mask >> lane & 1) != 0 && filled + __popc(mask & ((1u << lane) - 1)) == S::TOKENS - 1;
         uint32_t end = __ballot_sync(0xFFFFFFFFu, last);
@@ -133,47 +183,33 @@ static __device__ __forceinline__ int next_of_indices(const fmlac_mqa &p, const 
     for (int i = filled + lane; i < S::TOKENS; i += 32) {
         s.address[ring * S::TOKENS + i] = 0;
     }
-    put_mask(s, ring, filled);
+    put_mask<S>(s, ring, filled, of_main);
     return looked;
 }
 
 /* ---- any list --------------------------------------------------------------------------------------------------- */
 
-/* Two lanes: the entries of the tile that begins at a position are brought near. */
+/* One warp: addresses and mask of the piece's tile `number`. Warps take turns, and a barrier lies between: a list of
+ * indices goes on where the turn before has ended. Returns where the next tile begins. */
 template <class S>
-static __device__ __forceinline__ void ask_for_entries(const fmlac_mqa &p, const mqa_shared &s, int64_t begin)
-{
-    int64_t position = begin + (int64_t)(ptx_thread() % 32) * (S::TOKENS - 1);
-    if (ptx_thread() % 32 > 1 || position >= s.piece->scan_end) {
-        return;
-    }
-    if (p.main.kind != FMLAC_LIST_PAGED) {
-        ptx_prefetch(index_at(s, position));
-    } else if (s.piece->entries) {
-        ptx_prefetch(s.piece->entries + page_of(p.main.pool, position));
-    }
-}
-
-/* One warp: addresses and mask of the piece's tile `number`; the entries after it are asked for. Warps take turns:
- * where a list of indices goes on is known when the turn before has ended. */
-template <class S>
-static __device__ __forceinline__ void next_tile(const fmlac_mqa &p, const mqa_shared &s, int number, int ring)
+static __device__ __forceinline__ int64_t next_tile(const fmlac_mqa &p, const mqa_shared &s, int number, int ring,
+                                                    uint32_t asked)
 {
     int64_t begin = (s.piece->begin + number) * S::TOKENS, next = begin + S::TOKENS;
     if (p.main.kind != FMLAC_LIST_PAGED) {
         begin = s.piece->scan_at;
-        next = begin + next_of_indices<S>(p, s, ring, begin);
+        next = begin + next_of_indices<S>(p, s, ring, begin, asked);
         __syncwarp();
         if (ptx_thread() % 32 == 0) {
             s.piece->scan_at = next;
         }
     } else if (!S::CODES && p.main.pool.page_shift >= 0 && p.main.pool.page_size >= S::TOKENS) {
-        next_of_page<S>(p, s, ring, begin);
+        next_of_page<S>(p, s, ring, begin, asked);
     } else {
-        next_of_pages<S>(p, s, ring, begin);
+        next_of_pages<S>(p, s, ring, begin, asked);
     }
-    ask_for_entries<S>(p, s, next);
     __syncwarp();
+    return next;
 }
 
 /* One warp: sets out for the tiles of a piece. */
@@ -183,7 +219,6 @@ template <class S> static __device__ __forceinline__ void begin_list(const fmlac
     int64_t count = w.main_count + w.extra_count;
     int64_t begin = s.piece->begin * S::TOKENS, end = begin + (int64_t)s.piece->count * S::TOKENS;
     if (threadIdx.x % 32 == 0) {
-        s.piece->walks_before = s.piece->walks;
         s.piece->scan_at = begin;
         s.piece->scan_end = end < count ? end : count;
         if (p.main.kind != FMLAC_LIST_PAGED) {

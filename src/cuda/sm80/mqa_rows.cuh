@@ -7,17 +7,26 @@
 
 /* ---- query prologue -------------------------------------------------------------------------------------------- */
 
+/* Offsets of rows first, first + step, ... in a tensor, one per lane: divisions are slow. */
+static __device__ __forceinline__ int64_t offsets_of_rows(const fmlac_mqa &p, const fmlac_rows &rows,
+                                                          const fmlac_work &w, int first, int step)
+{
+    int row = first + (int)(ptx_thread() % 32) * step;
+    int64_t token;
+    int32_t head;
+    row_token_head(w, row < w.rows ? row : 0, &token, &head);
+    return row_offset(&rows, &p, token, head);
+}
+
 /* By the scoring warps, while the others bring the first tiles. */
 template <class S>
 static __device__ __forceinline__ void load_q(const fmlac_mqa &p, const fmlac_work &w, const mqa_shared &s)
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int chunks = p.row_bytes / 16;
-    for (int r = warp; r < S::ROWS; r += S::QW) {
-        int64_t token;
-        int32_t head;
-        row_token_head(w, r < w.rows ? r : 0, &token, &head);
-        const uint8_t *row = (const uint8_t *)p.q.data + 2 * row_offset(&p.q, &p, token, head);
+    int64_t offsets = offsets_of_rows(p, p.q, w, warp, S::QW);
+    for (int r = warp, i = 0; r < S::ROWS; r += S::QW, i++) {
+        const uint8_t *row = (const uint8_t *)p.q.data + 2 * __shfl_sync(0xFFFFFFFFu, offsets, i);
         for (int c = lane; c < chunks; c += 32) {
             uint32_t to = s.q + r * PITCH + c * 16;
             if (p.q.aligned) {
@@ -159,32 +168,50 @@ static __device__ __forceinline__ void cast_four(const fmlac_mqa &p, int64_t tok
     }
 }
 
-/* A warp takes a staged row where it belongs. */
-static __device__ __forceinline__ void store_row(const fmlac_mqa &p, const fmlac_work &w, int row, const float *staged,
-                                                 float *partial)
+/* Fused: a warp takes a staged row where it belongs. */
+static __device__ __forceinline__ void store_row_fused(const fmlac_mqa &p, const fmlac_work &w, int row,
+                                                       const float *staged)
 {
-    int lane = threadIdx.x % 32;
     int64_t token;
     int32_t head;
     row_token_head(w, row, &token, &head);
-    int64_t at = p.fused.enabled ? 0 : row_offset(&p.out, &p, token, head);
     const float *angle = nullptr;
-    if (p.fused.enabled && w.tiles > 0) {
+    if (w.tiles > 0) {
         angle = p.fused.cos_sin + p.fused.positions[token * p.fused.position_stride] * p.fused.cos_sin_stride;
     }
 #pragma unroll 1
-    for (int column = lane * 4; column < OUT_COLUMNS; column += 128) {
+    for (int column = threadIdx.x % 32 * 4; column < OUT_COLUMNS; column += 128) {
         float4 x = *(const float4 *)(staged + column);
-        if (partial) {
-            *(float4 *)(partial + (int64_t)row * OUT_COLUMNS + column) = x;
-        } else if (p.fused.enabled) {
-            float y[4] = {x.x, x.y, x.z, x.w};
-            for (int i = 0; angle && i < 4; i++) {
-                y[i] = unrotated(p.fused, angle, staged, column + i);
+        float y[4] = {x.x, x.y, x.z, x.w};
+        for (int i = 0; angle && i < 4; i++) {
+            y[i] = unrotated(p.fused, angle, staged, column + i);
+        }
+        cast_four(p, token, head, column, y);
+    }
+}
+
+/* A warp takes staged rows first, first + step, ... where they belong; `partial`: of a piece. */
+static __device__ __forceinline__ void store_rows(const fmlac_mqa &p, const fmlac_work &w, int first, int step,
+                                                  const float *staged, float *partial)
+{
+    int64_t offsets = p.fused.enabled || partial ? 0 : offsets_of_rows(p, p.out, w, first, step);
+#pragma unroll 1
+    for (int row = first, i = 0; row < w.rows; row += step, i++) {
+        const float *from = staged + row * STAGED_PITCH;
+        if (p.fused.enabled) {
+            store_row_fused(p, w, row, from);
+            continue;
+        }
+        int64_t at = __shfl_sync(0xFFFFFFFFu, offsets, i);
+#pragma unroll
+        for (int i = 0; i < OUT_COLUMNS / 128; i++) {
+            int column = threadIdx.x % 32 * 4 + i * 128;
+            float4 x = *(const float4 *)(from + column);
+            if (partial) {
+                *(float4 *)(partial + (int64_t)row * OUT_COLUMNS + column) = x;
+            } else {
+                store_four(p.out, at, column, p.d_v, x);
             }
-            cast_four(p, token, head, column, y);
-        } else {
-            store_four(p.out, at, column, p.d_v, x);
         }
     }
 }

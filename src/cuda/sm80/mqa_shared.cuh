@@ -29,12 +29,12 @@ template <int ROWS_, int TOKENS_, int QM_, int QW_, int MV_, int PW_, int F16_, 
                                 : ROWS == 32 ? 6
                                              : 2; /* blocks of 64 dims of Q in registers */
     static_assert((NT == 1 || NT == 2 || NT == 4) && TG <= FMLAC_TOKEN_GROUPS && NV % 8 == 0 &&
-                      ROWS <= FMLAC_TILE_TOKENS && PW <= FMLAC_SUMMING_WARPS,
+                      ROWS <= FMLAC_TILE_TOKENS && PW <= FMLAC_SUMMING_WARPS && QW <= FMLAC_SCORING_WARPS,
                   "shape");
 };
 
 /* Named barriers. */
-enum { BARRIER_SCORES = 1, BARRIER_SUMS, BARRIER_LIST, BARRIER_END };
+enum { BARRIER_SCORES = 1, BARRIER_LIST, BARRIER_END };
 
 /* Marks an address of the extra pool. */
 #define EXTRA_BIT (1ull << 63)
@@ -47,9 +47,8 @@ enum { BARRIER_SCORES = 1, BARRIER_SUMS, BARRIER_LIST, BARRIER_END };
 typedef struct mqa_piece {
     int64_t unit, begin;
     int64_t place;   /* -1, or where the partial result goes */
-    int count, end;  /* -1: there are no more pieces; tiles before the first empty one, as far as anybody knows */
+    int count;       /* of tiles; lists of indices may end before; -1: there are no more pieces */
     uint32_t parity; /* of the mbarriers, which live on from piece to piece: bit i of slot i, the last ones see below */
-    int walks, walks_before;                /* of lists of indices, in tiles: by now, and before this piece */
     int64_t scan_at, scan_end;              /* next position of the list, and where the piece ends */
     const int32_t *entries, *extra_entries; /* the request's page table, or the lists of indices */
     int64_t first_page;                     /* of the request where there is no table */
@@ -61,7 +60,7 @@ static_assert(sizeof(fmlac_work) + sizeof(mqa_piece) <= FMLAC_WORK_BYTES, "work 
 typedef struct mqa_shared {
     uint32_t q, tiles;           /* 32-bit shared addresses */
     uint32_t full, ready, free;  /* mbarriers of slots: the tile is there; its weights are; it has been summed */
-    uint32_t q_full, walked;     /* mbarriers: Q is there; a list of indices has been walked for another tile */
+    uint32_t q_full;             /* mbarrier: Q is there */
     uint32_t raw_full;           /* mbarriers, quantised formats: a summing warp's raw bytes are there */
     float *top;                  /* [2][token groups][ROWS] row maxima of a step; sums at the end */
     float *shrink;               /* [slots][ROWS] what an output row is multiplied with before the slot's tile */
@@ -69,10 +68,11 @@ typedef struct mqa_shared {
     int *seen;                   /* [ROWS] */
     unsigned long long *address; /* [ring][TOKENS] data rows */
     unsigned long long *scale;   /* [ring][TOKENS] scale rows, quantised formats */
-    uint32_t *mask;              /* [ring][2] */
+    uint32_t *mask;              /* [ring][2] tokens that are there; quantised formats: those of the extra pool, then */
     fmlac_work *work;
     mqa_piece *piece;
-    int32_t *own; /* [FMLAC_OWN_UNITS + 1] of the cut, if this block finds it */
+    int32_t *own;     /* [FMLAC_OWN_UNITS + 1] of the cut, if this block finds it */
+    int32_t *entries; /* [scoring warps][32] of the list, asked for ahead */
     int slots, ring;
 } mqa_shared;
 
@@ -87,8 +87,7 @@ static __device__ __forceinline__ mqa_shared mqa_shared_plan(const fmlac_mqa &p)
     s.ready = s.full + p.stages * 8;
     s.free = s.ready + p.stages * 8;
     s.q_full = s.free + p.stages * 8;
-    s.walked = s.q_full + 8;
-    s.raw_full = s.walked + 8;
+    s.raw_full = s.q_full + 8;
     s.top = (float *)(base + at.top);
     s.shrink = (float *)(base + at.shrink);
     s.factor = (float *)(base + at.factor);
@@ -99,6 +98,7 @@ static __device__ __forceinline__ mqa_shared mqa_shared_plan(const fmlac_mqa &p)
     s.work = (fmlac_work *)(base + at.work);
     s.piece = (mqa_piece *)(s.work + 1);
     s.own = (int32_t *)(base + at.work + FMLAC_WORK_BYTES);
+    s.entries = s.own + FMLAC_OWN_UNITS + 1;
     s.slots = p.stages;
     s.ring = 2 * p.stages;
     return s;
@@ -118,9 +118,9 @@ static __device__ __forceinline__ int slot_of(const mqa_shared &s, int at)
 
 /* Parity of the slot's barriers for the tile at a place in the ring, anywhere in its piece: a tile is a phase of each.
  */
-static __device__ __forceinline__ uint32_t parity_of(const mqa_shared &s, int at)
+static __device__ __forceinline__ uint32_t parity_of(const mqa_shared &s, uint32_t parity, int at)
 {
-    return (s.piece->parity >> slot_of(s, at) ^ (at < s.slots ? 0 : 1)) & 1;
+    return (parity >> slot_of(s, at) ^ (at < s.slots ? 0 : 1)) & 1;
 }
 
 /* By how many steps raw bytes set out after their slots became free: by one where there are slots enough for it, so
@@ -141,6 +141,21 @@ template <class S> static __device__ __forceinline__ int brought_ahead(const mqa
 template <class S> static __device__ __forceinline__ int listed_first(const mqa_shared &s)
 {
     return s.slots + 1 - lag_of<S>(s);
+}
+
+/* A summing warp's tokens of a tile: which are there, from bit 16 on which are of the extra pool, and bit 31 if the tile
+ * exists. */
+#define TILE_EXISTS 0x80000000u
+
+template <class S> static __device__ __forceinline__ uint32_t own_tokens(const mqa_shared &s, bool inside, int at)
+{
+    constexpr uint32_t ALL = (1u << S::TOKENS / S::PW) - 1;
+    if (!inside) {
+        return 0;
+    }
+    uint2 bits = ((const uint2 *)s.mask)[at];
+    int first = ((int)ptx_thread() / 32 - S::QW) * (S::TOKENS / S::PW);
+    return (bits.x >> first & ALL) | (bits.y >> first & ALL) << 16 | (bits.x != 0 ? TILE_EXISTS : 0);
 }
 
 /* Whether a tile is one of its piece; at: its place in the ring. Lists of indices end where a tile is empty. */

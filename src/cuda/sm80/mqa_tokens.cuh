@@ -206,25 +206,26 @@ static __device__ __forceinline__ void copy_scales(const fmlac_mqa &p, const uns
 /* Data rows by bulk copies. */
 template <int OWN>
 static __device__ __forceinline__ void copy_raw_bulk(const fmlac_mqa &p, const unsigned long long *address,
-                                                     uint32_t row, uint32_t full)
+                                                     uint32_t row, uint32_t full, uint32_t own)
 {
-    int lane = ptx_thread() % 32, main = p.main.pool.data_row_bytes;
-    unsigned long long token = lane < OWN ? address[lane] : 0;
-    uint32_t there = __ballot_sync(0xFFFFFFFFu, token != 0);
-    uint32_t extra = __ballot_sync(0xFFFFFFFFu, (token & EXTRA_BIT) != 0);
-    uint32_t all = (1u << OWN) - 1, one = extra == all ? p.extra.pool.data_row_bytes : main;
-    bool alike = there == all && (extra == 0 || extra == all);
+    constexpr uint32_t ALL = (1u << OWN) - 1;
+    int main = p.main.pool.data_row_bytes, lane = ptx_thread() % 32;
     ptx_fence_async_proxy(); /* values and weights were there */
-    __syncwarp();
-    if (ptx_elect()) {
-        ptx_mbarrier_arrive_expect(
-            full, alike ? OWN * one : __popc(there & ~extra) * main + __popc(extra) * p.extra.pool.data_row_bytes);
-        if (alike) {
-            load_rows_bulk<OWN>(address, row + (extra ? p.extra.pool.raw_at : p.main.pool.raw_at), one, full);
+    if (own == (ALL | TILE_EXISTS)) {
+        if (ptx_elect()) {
+            ptx_mbarrier_arrive_expect(full, OWN * main);
+            load_rows_bulk<OWN>(address, row + p.main.pool.raw_at, main, full);
         }
+        __syncwarp();
+        return;
+    }
+    if (ptx_elect()) {
+        int extra = __popc(own & ALL << 16);
+        ptx_mbarrier_arrive_expect(full, (__popc(own & ALL) - extra) * main + extra * p.extra.pool.data_row_bytes);
     }
     __syncwarp();
-    if (!alike && token != 0) {
+    unsigned long long token = lane < OWN ? address[lane] : 0;
+    if (token != 0) {
         const fmlac_pool &pool = token & EXTRA_BIT ? p.extra.pool : p.main.pool;
         ptx_bulk_load(row + lane * PITCH + pool.raw_at, (const uint8_t *)(token & ~EXTRA_BIT), pool.data_row_bytes,
                       full);
@@ -265,7 +266,8 @@ static __device__ __forceinline__ void copy_raw_rows(const fmlac_mqa &p, const u
 /* A warp: the raw bytes of its tokens of the ring's place `at` set out for the rows of the tile where they will be
  * expanded: data rows, and scale rows that lie elsewhere. */
 template <class S>
-static __device__ __forceinline__ void copy_raw(const fmlac_mqa &p, const mqa_shared &s, int at, uint32_t tile)
+static __device__ __forceinline__ void copy_raw(const fmlac_mqa &p, const mqa_shared &s, int at, uint32_t tile,
+                                                uint32_t own)
 {
     constexpr int OWN = S::TOKENS / S::PW;
     int warp = (int)ptx_thread() / 32 - S::QW, first = warp * OWN;
@@ -281,7 +283,7 @@ static __device__ __forceinline__ void copy_raw(const fmlac_mqa &p, const mqa_sh
         copy_scales<OWN>(p, address, scale, row);
     }
     if (BULK(p)) {
-        copy_raw_bulk<OWN>(p, address, row, full);
+        copy_raw_bulk<OWN>(p, address, row, full, own);
     } else {
         copy_raw_rows<OWN>(p, address, row);
     }

@@ -78,6 +78,10 @@ PTX_INLINE void ptx_copy_async_16_if(uint32_t to, const void *from, bool there)
 {
     emu_copy_async(to, from, 16, there ? 16 : 0);
 }
+PTX_INLINE void ptx_copy_async_4(uint32_t to, const void *from)
+{
+    emu_copy_async(to, from, 4, 4);
+}
 PTX_INLINE void ptx_copy_async_8(uint32_t to, const void *from, uint32_t bytes)
 {
     emu_copy_async(to, from, 8, (int)bytes);
