@@ -168,6 +168,7 @@ typedef struct fmlac_mqa {
     int32_t quantised;
     int32_t aligned;                  /* 16-byte copies may read all pools */
     int32_t bulk;                     /* rows come by bulk copies */
+    int32_t scales_elsewhere;         /* than in data rows, in any pool */
     int32_t straight, straight_extra; /* FMLAC_STRAIGHT_... of the pools */
     int32_t tile_tokens;
     int32_t tile_rows;

@@ -175,6 +175,7 @@ static decision decide(const fmlac_state *state, const fmlai_mqa *from, fmlac_mq
     p->row_bytes = p->d_qk <= 512 ? 1024 : 1152;
     p->bulk = FMLAC_BULK_ROWS && state->capability >= 90 && p->aligned && (p->quantised || 2 * p->d_qk == p->row_bytes);
     bool extra = p->extra.kind != FMLAC_LIST_NONE;
+    p->scales_elsewhere = p->main.pool.scale_row_bytes > 0 || (extra && p->extra.pool.scale_row_bytes > 0);
     p->straight_extra = extra ? straight_of(&p->extra.pool, p->row_bytes) : FMLAC_STRAIGHT_NONE;
     p->straight = extra && !p->straight_extra ? FMLAC_STRAIGHT_NONE : straight_of(&p->main.pool, p->row_bytes);
     p->straight_extra = p->straight ? p->straight_extra : FMLAC_STRAIGHT_NONE;

@@ -249,7 +249,7 @@ template <class S>
 static __device__ __forceinline__ void walk_ahead(const fmlac_mqa &p, const mqa_shared &s, const mqa_piece &piece,
                                                   int i, int at, uint32_t &asked)
 {
-    int ahead = listed_first<S>(s);
+    int ahead = listed_first(s);
     if (i % S::QW == (int)ptx_thread() / 32 && i + ahead < piece.count) {
         int64_t next = next_tile<S>(p, s, i + ahead, at + ahead < s.ring ? at + ahead : at + ahead - s.ring, asked);
         asked = ask_for_entries(p, s, next + (S::QW - 1) * S::TOKENS);
@@ -271,8 +271,8 @@ static __device__ __forceinline__ void scoring_warp(const fmlac_mqa &p, const mq
     }
     hold_rows<S>(held, s.q, p.row_bytes / 128, row0);
     uint32_t asked = NOT_ASKED;
-    if (piece.count > listed_first<S>(s)) {
-        asked = ask_for_entries(p, s, (piece.begin + listed_first<S>(s) + warp) * S::TOKENS);
+    if (piece.count > listed_first(s)) {
+        asked = ask_for_entries(p, s, (piece.begin + listed_first(s) + warp) * S::TOKENS);
     }
 #pragma unroll 1
     for (i = 0; tile_exists(p, s, i < piece.count, at); i++) {
@@ -318,17 +318,24 @@ template <class S> static __device__ __forceinline__ int summed_column(void)
 template <class S> static __device__ __forceinline__ void shrink_rows(float out[S::MV][S::NV][4], const float *shrink)
 {
     int g = ptx_thread() % 32 / 4, row0 = summed_row<S>();
+    float by[S::MV][2];
+    bool any = false;
+#pragma unroll
+    for (int i = 0; i < 2 * S::MV; i++) {
+        by[i / 2][i % 2] = shrink[row0 + i / 2 * 16 + i % 2 * 8 + g];
+        any = any || by[i / 2][i % 2] != 1.0f;
+    }
+    if (!__any_sync(0xFFFFFFFFu, any)) {
+        return;
+    }
 #pragma unroll
     for (int m = 0; m < S::MV; m++) {
-        float low = shrink[row0 + m * 16 + g], high = shrink[row0 + m * 16 + g + 8];
-        if (__any_sync(0xFFFFFFFFu, low != 1.0f || high != 1.0f)) {
 #pragma unroll
-            for (int n = 0; n < S::NV; n++) {
-                out[m][n][0] *= low;
-                out[m][n][1] *= low;
-                out[m][n][2] *= high;
-                out[m][n][3] *= high;
-            }
+        for (int n = 0; n < S::NV; n++) {
+            out[m][n][0] *= by[m][0];
+            out[m][n][1] *= by[m][0];
+            out[m][n][2] *= by[m][1];
+            out[m][n][3] *= by[m][1];
         }
     }
 }
@@ -377,20 +384,20 @@ static __device__ __forceinline__ bool bring_plain(const fmlac_mqa &p, const mqa
 /* The same where raw bytes, which are under way, are to be expanded; those of the tile after it set out. `own`: the
  * warp's tokens, first of this tile, then of the next. */
 template <class S>
-static __device__ __forceinline__ bool bring_codes(const fmlac_mqa &p, const mqa_shared &s, uint32_t parity, int at,
-                                                   bool last, uint32_t &own)
+static __device__ __forceinline__ bool bring_codes(const fmlac_mqa &p, const mqa_shared &s, uint32_t parity, int warp,
+                                                   int at, bool last, uint32_t &own)
 {
     int slot = slot_of(s, at), next = after(at, s.ring);
     if (own == 0) {
         return false;
     }
-    ptx_mbarrier_wait(s.raw_full + ((int)ptx_thread() / 32 - S::QW) * 8, (parity >> PARITY_OF_RAW ^ at) & 1);
-    uint32_t of_next = own_tokens<S>(s, !last, next);
+    ptx_mbarrier_wait(s.raw_full + warp * 8, (parity >> PARITY_OF_RAW ^ at) & 1);
+    uint32_t of_next = own_tokens<S>(s, warp, !last, next);
     if (of_next != 0) {
         wait_free(s, parity, next);
-        copy_raw<S>(p, s, next, s.tiles + slot_of(s, next) * (S::TOKENS * PITCH), of_next);
+        copy_raw<S>(p, s, warp, next, s.tiles + slot_of(s, next) * (S::TOKENS * PITCH), of_next);
     }
-    expand<S>(p, s, at, s.tiles + slot * (S::TOKENS * PITCH), own);
+    expand<S>(p, s, warp, at, s.tiles + slot * (S::TOKENS * PITCH), own);
     arrive_warp(s.full + slot * 8);
     own = of_next;
     return true;
@@ -433,13 +440,13 @@ static __device__ __forceinline__ void summing_warp(const fmlac_mqa &p, const mq
     if (BULK(p)) {
         ptx_fence_async_proxy(); /* staged rows were where tokens go */
     }
-    uint32_t parity = piece.parity;
-    uint32_t own = 0;
+    uint32_t parity = piece.parity, own = 0;
+    int warp = threadIdx.x / 32 - S::QW;
     ptx_barrier_sync(BARRIER_LIST, S::THREADS);
     if constexpr (S::CODES) {
-        own = own_tokens<S>(s, piece.count > 0, 0);
+        own = own_tokens<S>(s, warp, piece.count > 0, 0);
         if (own != 0) {
-            copy_raw<S>(p, s, 0, s.tiles, own);
+            copy_raw<S>(p, s, warp, 0, s.tiles, own);
         }
     }
     ptx_barrier_sync(BARRIER_LIST, S::THREADS);
@@ -453,7 +460,7 @@ static __device__ __forceinline__ void summing_warp(const fmlac_mqa &p, const mq
         if (left > 0) {
             bool there;
             if constexpr (S::CODES) {
-                there = bring_codes<S>(p, s, parity, at, left == 1, own);
+                there = bring_codes<S>(p, s, parity, warp, at, left == 1, own);
             } else {
                 there = bring_plain<S>(p, s, parity, at);
             }
@@ -490,7 +497,7 @@ template <class S> static __device__ __forceinline__ void mqa_run(const fmlac_mq
         } else if (piece.count > 0) {
             ptx_mbarrier_arrive(s.q_full);
         }
-        for (int i = 1; warp == 0 && i < piece.count && i < listed_first<S>(s); i++) {
+        for (int i = 1; warp == 0 && i < piece.count && i < listed_first(s); i++) {
             next_tile<S>(p, s, i, i, NOT_ASKED);
         }
         ptx_barrier_arrive(BARRIER_LIST, S::THREADS);
@@ -548,7 +555,7 @@ static __device__ __forceinline__ cut_view begin_cut(const fmlac_mqa &p, const m
 /* All pieces of this block. */
 template <class S> static __device__ __forceinline__ void mqa_block(const fmlac_mqa &p)
 {
-    mqa_shared s = mqa_shared_plan(p);
+    mqa_shared s = mqa_shared_plan(p, S::SLOTS > 0 ? S::SLOTS : p.stages);
     if (threadIdx.x < (uint32_t)s.slots) { /* who arrives: a lane of each warp, or all */
         ptx_mbarrier_init(s.full + threadIdx.x * 8, S::PW * (S::CODES || BULK(p) ? 1 : 32));
         ptx_mbarrier_init(s.ready + threadIdx.x * 8, S::QW);

@@ -160,12 +160,12 @@ static __device__ __forceinline__ void expand_own(const fmlac_mqa &p, const fmla
 /* A warp's own tokens of the ring's place `at`, whose raw bytes are there. Where the extra list begins tokens of both
  * pools meet in a tile. */
 template <class S>
-static __device__ __forceinline__ void expand(const fmlac_mqa &p, const mqa_shared &s, int at, uint32_t tile,
+static __device__ __forceinline__ void expand(const fmlac_mqa &p, const mqa_shared &s, int warp, int at, uint32_t tile,
                                               uint32_t own)
 {
     constexpr int OWN = S::TOKENS / S::PW;
     static_assert(OWN % 2 == 0, "tokens go two by two");
-    int first = ((int)ptx_thread() / 32 - S::QW) * OWN;
+    int first = warp * OWN;
     const unsigned long long *address = s.address + at * S::TOKENS + first;
     uint32_t row = tile + first * PITCH;
     uint32_t there = own & ((1u << OWN) - 1), extra = own >> 16 & ((1u << OWN) - 1);

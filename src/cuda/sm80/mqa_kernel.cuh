@@ -17,13 +17,13 @@
 #define SHARED_KIB 99
 #endif
 
-/* See mqa_shape for qm, qw, mv, pw; blocks: that one multiprocessor holds. */
-#define MQA_KERNEL(name, rows, tokens, qm, qw, mv, pw, f16, codes, kib, blocks)                                        \
+/* See mqa_shape for qm, qw, mv, pw, slots; blocks: that one multiprocessor holds. */
+#define MQA_KERNEL(name, rows, tokens, qm, qw, mv, pw, slots, f16, codes, kib, blocks)                                 \
     extern "C" __global__ void __launch_bounds__((qw + pw) * 32, blocks)                                               \
         fmlak_mqa_##name##_##rows##x##tokens##_sm80(const __grid_constant__ fmlac_mqa p)                               \
     {                                                                                                                  \
         if constexpr (kib <= SHARED_KIB) {                                                                             \
-            mqa_block<mqa_shape<rows, tokens, qm, qw, mv, pw, f16, codes>>(p);                                         \
+            mqa_block<mqa_shape<rows, tokens, qm, qw, mv, pw, slots, f16, codes>>(p);                                  \
         }                                                                                                              \
     }
 

@@ -25,15 +25,17 @@ static __device__ __forceinline__ void load_q(const fmlac_mqa &p, const fmlac_wo
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int chunks = p.row_bytes / 16;
     int64_t offsets = offsets_of_rows(p, p.q, w, warp, S::QW);
+    int rows = (int)w.rows;
+#pragma unroll 1
     for (int r = warp, i = 0; r < S::ROWS; r += S::QW, i++) {
-        const uint8_t *row = (const uint8_t *)p.q.data + 2 * __shfl_sync(0xFFFFFFFFu, offsets, i);
-        for (int c = lane; c < chunks; c += 32) {
-            uint32_t to = s.q + r * PITCH + c * 16;
-            if (p.q.aligned) {
-                bool there = r < w.rows && c * 8 < p.d_qk;
-                ptx_copy_async_16(to, there ? row + c * 16 : (const uint8_t *)p.q.data, there ? 16 : 0);
-            } else {
-                copy_plain_hard(to, row + c * 16, r < w.rows ? p.d_qk - c * 8 : 0);
+        const uint8_t *row = (const uint8_t *)p.q.data + 2 * __shfl_sync(0xFFFFFFFFu, offsets, i) + lane * 16;
+        uint32_t to = s.q + r * PITCH + lane * 16;
+#pragma unroll
+        for (int c = lane, k = 0; k < 3; c += 32, k++) {
+            if (c < chunks && p.q.aligned) {
+                ptx_copy_async_16_if(to + k * 512, row + k * 512, r < rows && c * 8 < p.d_qk);
+            } else if (c < chunks) {
+                copy_plain_hard(to + k * 512, row + k * 512, r < rows ? p.d_qk - c * 8 : 0);
             }
         }
     }

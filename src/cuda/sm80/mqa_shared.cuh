@@ -14,9 +14,11 @@
 #define TAIL         (OUT_COLUMNS * 2) /* where a token row's dims from 512 on lie, and weights later */
 
 /* What a kernel is made of. QM: 16-row tiles of a scoring warp, QW: scoring warps; MV: 16-row tiles of a summing warp,
- * PW: summing warps; CODES: tokens are quantised. */
-template <int ROWS_, int TOKENS_, int QM_, int QW_, int MV_, int PW_, int F16_, int CODES_> struct mqa_shape {
+ * PW: summing warps; SLOTS: of tiles, or 0 if the host says how many; CODES: tokens are quantised. */
+template <int ROWS_, int TOKENS_, int QM_, int QW_, int MV_, int PW_, int SLOTS_, int F16_, int CODES_>
+struct mqa_shape {
     static constexpr int ROWS = ROWS_, TOKENS = TOKENS_, QM = QM_, QW = QW_, MV = MV_, PW = PW_, F16 = F16_;
+    static constexpr int SLOTS = SLOTS_;
     static constexpr bool CODES = CODES_ != 0;
     static constexpr int THREADS = (QW + PW) * 32;
     static constexpr int TG = QW * QM * 16 / ROWS;          /* token groups of scoring warps */
@@ -76,7 +78,7 @@ typedef struct mqa_shared {
     int slots, ring;
 } mqa_shared;
 
-static __device__ __forceinline__ mqa_shared mqa_shared_plan(const fmlac_mqa &p)
+static __device__ __forceinline__ mqa_shared mqa_shared_plan(const fmlac_mqa &p, int slots)
 {
     unsigned char *base = ptx_shared();
     const fmlac_places &at = p.places;
@@ -84,9 +86,9 @@ static __device__ __forceinline__ mqa_shared mqa_shared_plan(const fmlac_mqa &p)
     s.q = ptx_shared_address(base);
     s.tiles = s.q + at.tiles;
     s.full = s.q + at.barriers;
-    s.ready = s.full + p.stages * 8;
-    s.free = s.ready + p.stages * 8;
-    s.q_full = s.free + p.stages * 8;
+    s.ready = s.full + slots * 8;
+    s.free = s.ready + slots * 8;
+    s.q_full = s.free + slots * 8;
     s.raw_full = s.q_full + 8;
     s.top = (float *)(base + at.top);
     s.shrink = (float *)(base + at.shrink);
@@ -99,8 +101,8 @@ static __device__ __forceinline__ mqa_shared mqa_shared_plan(const fmlac_mqa &p)
     s.piece = (mqa_piece *)(s.work + 1);
     s.own = (int32_t *)(base + at.work + FMLAC_WORK_BYTES);
     s.entries = s.own + FMLAC_OWN_UNITS + 1;
-    s.slots = p.stages;
-    s.ring = 2 * p.stages;
+    s.slots = slots;
+    s.ring = 2 * slots;
     return s;
 }
 
@@ -123,38 +125,32 @@ static __device__ __forceinline__ uint32_t parity_of(const mqa_shared &s, uint32
     return (parity >> slot_of(s, at) ^ (at < s.slots ? 0 : 1)) & 1;
 }
 
-/* By how many steps raw bytes set out after their slots became free: by one where there are slots enough for it, so
- * that nobody waits for the last one who sums. */
-template <class S> static __device__ __forceinline__ int lag_of(const mqa_shared &s)
-{
-    return S::CODES && s.slots > 3 ? 1 : 0;
-}
-
 /* How many tiles lie between the one that is summed in a step and the one that is brought then: copied, into the slot
- * that has become free; or expanded, when the raw bytes of the one after it set out. */
+ * that has become free; or expanded, when the raw bytes of the one after it set out for that slot. */
 template <class S> static __device__ __forceinline__ int brought_ahead(const mqa_shared &s)
 {
-    return S::CODES ? s.slots - 1 - lag_of<S>(s) : s.slots;
+    return S::CODES ? s.slots - 1 : s.slots;
 }
 
 /* How many tiles are listed before the first is summed, and how far lists are ahead of the scores from then on. */
-template <class S> static __device__ __forceinline__ int listed_first(const mqa_shared &s)
+static __device__ __forceinline__ int listed_first(const mqa_shared &s)
 {
-    return s.slots + 1 - lag_of<S>(s);
+    return s.slots + 1;
 }
 
 /* A summing warp's tokens of a tile: which are there, from bit 16 on which are of the extra pool, and bit 31 if the tile
  * exists. */
 #define TILE_EXISTS 0x80000000u
 
-template <class S> static __device__ __forceinline__ uint32_t own_tokens(const mqa_shared &s, bool inside, int at)
+template <class S>
+static __device__ __forceinline__ uint32_t own_tokens(const mqa_shared &s, int warp, bool inside, int at)
 {
     constexpr uint32_t ALL = (1u << S::TOKENS / S::PW) - 1;
     if (!inside) {
         return 0;
     }
     uint2 bits = ((const uint2 *)s.mask)[at];
-    int first = ((int)ptx_thread() / 32 - S::QW) * (S::TOKENS / S::PW);
+    int first = warp * (S::TOKENS / S::PW);
     return (bits.x >> first & ALL) | (bits.y >> first & ALL) << 16 | (bits.x != 0 ? TILE_EXISTS : 0);
 }
 

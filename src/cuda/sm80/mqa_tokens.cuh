@@ -173,17 +173,11 @@ static __device__ __noinline__ void copy_raw_bytes(const fmlac_mqa &p, const uns
     }
 }
 
-/* Whether scale rows lie elsewhere than data rows, in any pool. */
-static __device__ __forceinline__ bool scales_elsewhere(const fmlac_mqa &p)
-{
-    return p.main.pool.scale_row_bytes + p.extra.pool.scale_row_bytes > 0;
-}
-
 /* How often a warp arrives where its raw bytes of a tile are waited for: a lane that says how many come by bulk copies,
  * and all lanes if there are other copies. */
 static __device__ __forceinline__ int raw_arrivals(const fmlac_mqa &p)
 {
-    return BULK(p) ? (scales_elsewhere(p) ? 33 : 1) : 32;
+    return BULK(p) ? (p.scales_elsewhere ? 33 : 1) : 32;
 }
 
 /* Eight lanes copy a token's scale row. */
@@ -267,20 +261,21 @@ static __device__ __forceinline__ void copy_raw_rows(const fmlac_mqa &p, const u
 /* A warp: the raw bytes of its tokens of the ring's place `at` set out for the rows of the tile where they will be
  * expanded: data rows, and scale rows that lie elsewhere. */
 template <class S>
-static __device__ __forceinline__ void copy_raw(const fmlac_mqa &p, const mqa_shared &s, int at, uint32_t tile,
-                                                uint32_t own)
+static __device__ __forceinline__ void copy_raw(const fmlac_mqa &p, const mqa_shared &s, int warp, int at,
+                                                uint32_t tile, uint32_t own)
 {
     constexpr int OWN = S::TOKENS / S::PW;
-    int warp = (int)ptx_thread() / 32 - S::QW, first = warp * OWN;
+    int first = warp * OWN;
     const unsigned long long *address = s.address + at * S::TOKENS + first;
     const unsigned long long *scale = s.scale + at * S::TOKENS + first;
     uint32_t row = tile + first * PITCH, full = s.raw_full + warp * 8;
-    if (!p.aligned) {
+    bool alone = BULK(p) && !p.scales_elsewhere; /* bulk copies are all there is */
+    if (!alone && !p.aligned) {
         copy_raw_bytes<OWN>(p, address, scale, row);
         ptx_mbarrier_arrive(full);
         return;
     }
-    if (scales_elsewhere(p)) {
+    if (!alone && p.scales_elsewhere) {
         copy_scales<OWN>(p, address, scale, row);
     }
     if (BULK(p)) {
@@ -288,7 +283,7 @@ static __device__ __forceinline__ void copy_raw(const fmlac_mqa &p, const mqa_sh
     } else {
         copy_raw_rows<OWN>(p, address, row);
     }
-    if (!BULK(p) || scales_elsewhere(p)) {
+    if (!alone) {
         ptx_mbarrier_arrive_copies(full);
     }
 }
