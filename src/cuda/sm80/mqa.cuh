@@ -424,6 +424,19 @@ static __device__ __forceinline__ void sum_tile(float out[S::MV][S::NV][4], cons
     arrive_after(s.free + slot * 8, seen);
 }
 
+/* A warp lists the piece's tiles from `begin` on, before any has been summed. Not inline: what it needs, sums do not. */
+template <class S> static __device__ __noinline__ void list_tiles(const fmlac_mqa &p, int begin, int end)
+{
+    mqa_shared s = mqa_shared_plan(p, S::SLOTS > 0 ? S::SLOTS : p.stages);
+    if (begin == 0) {
+        begin_list<S>(p, s);
+    }
+#pragma unroll 1
+    for (int i = begin; i < end && i < s.piece->count; i++) {
+        next_tile<S>(p, s, i, i, NOT_ASKED);
+    }
+}
+
 /* Step by step: a tile is summed, and another brought to the slot that is free then, or has been since the step before.
  * The first steps only bring. */
 template <class S>
@@ -442,12 +455,18 @@ static __device__ __forceinline__ void summing_warp(const fmlac_mqa &p, const mq
     }
     uint32_t parity = piece.parity, own = 0;
     int warp = threadIdx.x / 32 - S::QW;
-    ptx_barrier_sync(BARRIER_LIST, S::THREADS);
+    if (warp == 0 && piece.count > 0) {
+        list_tiles<S>(p, 0, 1);
+    }
+    ptx_barrier_sync(BARRIER_SUMS, S::PW * 32);
     if constexpr (S::CODES) {
         own = own_tokens<S>(s, warp, piece.count > 0, 0);
         if (own != 0) {
             copy_raw<S>(p, s, warp, 0, s.tiles, own);
         }
+    }
+    if (warp == 0) {
+        list_tiles<S>(p, 1, listed_first(s));
     }
     ptx_barrier_sync(BARRIER_LIST, S::THREADS);
     int left = piece.count, held = 0, at = 0; /* tiles to bring, and brought but not summed; place of the next one */
@@ -479,14 +498,8 @@ template <class S> static __device__ __forceinline__ void mqa_run(const fmlac_mq
 {
     const mqa_piece &piece = *s.piece;
     const fmlac_work &w = *s.work;
-    int warp = threadIdx.x / 32;
-    if (warp < S::QW) {
-        if (warp == 0 && piece.count > 0) {
-            begin_list<S>(p, s);
-            next_tile<S>(p, s, 0, 0, NOT_ASKED);
-        }
+    if (threadIdx.x < S::QW * 32) {
         count_seen<S>(p, s, piece);
-        ptx_barrier_sync(BARRIER_LIST, S::THREADS);
         if (piece.count > 0 && p.fused.enabled) {
             load_q_fused<S>(p, w, s);
         } else if (piece.count > 0) {
@@ -497,17 +510,14 @@ template <class S> static __device__ __forceinline__ void mqa_run(const fmlac_mq
         } else if (piece.count > 0) {
             ptx_mbarrier_arrive(s.q_full);
         }
-        for (int i = 1; warp == 0 && i < piece.count && i < listed_first(s); i++) {
-            next_tile<S>(p, s, i, i, NOT_ASKED);
-        }
-        ptx_barrier_arrive(BARRIER_LIST, S::THREADS);
+        ptx_barrier_sync(BARRIER_LIST, S::THREADS);
         scoring_warp<S>(p, s, piece);
     } else {
         summing_warp<S>(p, s, piece);
     }
     __syncthreads();
     float *partial = piece.place < 0 ? nullptr : p.cut.partial + piece.place * S::ROWS * OUT_COLUMNS;
-    store_rows(p, w, warp, S::QW + S::PW, (float *)ptx_shared(), partial);
+    store_rows(p, w, (int)ptx_thread() / 32, S::QW + S::PW, (float *)ptx_shared(), partial);
     __syncthreads();
 }
 
@@ -585,7 +595,7 @@ template <class S> static __device__ __forceinline__ void mqa_block(const fmlac_
 #pragma unroll 1
     while (s.piece->count >= 0) {
         mqa_run<S>(p, s);
-        if (threadIdx.x == 0) {
+        if (ptx_thread() == 0) {
             find_piece(p, s, s.piece->unit + 1);
         }
         __syncthreads();

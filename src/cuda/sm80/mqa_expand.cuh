@@ -38,7 +38,7 @@ static __device__ __noinline__ void expand_token(const fmlac_mqa &p, unsigned lo
     }
 }
 
-/* ---- two tokens of one pool ------------------------------------------------------------------------------------- */
+/* ---- tokens of one pool ---------------------------------------------------------------------------------------- */
 
 /* Sixteen codes (fp4: the first two words) times a pair of equal bf16 factors. Every other four lanes write their
  * second half first, so that eight neighbouring ones never meet in a bank. */
@@ -75,35 +75,35 @@ static __device__ __forceinline__ bool expand_two(const fmlac_pool &pool, uint32
     bool floats = !FP4 && pool.scale == FMLAC_F32;
     uint32_t codes[2][4], factor[2], hard = 0, at = row + pool.raw_at;
 #pragma unroll
-    for (int q = 0; q < 2; q++, at += PITCH) {
+    for (int t = 0; t < 2; t++, at += PITCH) {
         uint32_t scale = at + pool.raw_scales + (floats ? group * 4 : group);
         if (FP4) {
-            ptx_load_shared_64(codes[q], at + j / 2);
-            factor[q] = ptx_load_shared_u8(scale);
+            ptx_load_shared_64(codes[t], at + j / 2);
+            factor[t] = ptx_load_shared_u8(scale);
         } else {
-            ptx_load_shared_128(codes[q], at + j);
-            factor[q] = ptx_load_shared_u32(scale & ~3u) >> (scale % 4 * 8);
+            ptx_load_shared_128(codes[t], at + j);
+            factor[t] = ptx_load_shared_u32(scale & ~3u) >> (scale % 4 * 8);
         }
     }
 #pragma unroll
-    for (int q = 0; q < 2; q++) {
-        bool mine = (there >> q & 1) != 0 && j < pool.quant_dims;
+    for (int t = 0; t < 2; t++) {
+        bool mine = (there >> t & 1) != 0 && j < pool.quant_dims;
         uint32_t bad; /* not 0: asks for the long way */
         if (FP4) {    /* an e4m3 number as bf16, by 2^120 */
-            bad = (factor[q] & 0x7F) == 0x7F;
-            factor[q] = (factor[q] & 0x80) << 8 | (factor[q] & 0x7F) << 4;
-            factor[q] = ptx_multiply_bf16x2(factor[q] | factor[q] << 16, 0x7B807B80u);
+            bad = (factor[t] & 0x7F) == 0x7F;
+            factor[t] = (factor[t] & 0x80) << 8 | (factor[t] & 0x7F) << 4;
+            factor[t] = ptx_multiply_bf16x2(factor[t] | factor[t] << 16, 0x7B807B80u);
         } else { /* a power of two by its exponent; see scale_is_easy */
-            uint32_t exponent = floats ? factor[q] >> 23 : factor[q] & 0xFF, nan = 0;
+            uint32_t exponent = floats ? factor[t] >> 23 : factor[t] & 0xFF, nan = 0;
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                nan |= (codes[q][i] & 0x7F7F7F7Fu) + 0x01010101u;
+                nan |= (codes[t][i] & 0x7F7F7F7Fu) + 0x01010101u;
             }
-            bad = (nan & 0x80808080u) | (factor[q] & (floats ? 0x7FFFFFu : 0u)) | (exponent - 3 > 131 ? 1u : 0u);
-            factor[q] = (exponent + 120) * 0x00800080u; /* codes are 2^120 too small */
+            bad = (nan & 0x80808080u) | (factor[t] & (floats ? 0x7FFFFFu : 0u)) | (exponent - 3 > 131 ? 1u : 0u);
+            factor[t] = (exponent + 120) * 0x00800080u; /* codes are 2^120 too small */
         }
         hard |= mine ? bad : 0;
-        factor[q] = mine ? factor[q] : 0;
+        factor[t] = mine ? factor[t] : 0;
     }
     if (__any_sync(0xFFFFFFFFu, hard != 0)) {
         return false;
@@ -111,8 +111,8 @@ static __device__ __forceinline__ bool expand_two(const fmlac_pool &pool, uint32
     __syncwarp(); /* all codes have been read */
     if (j < pool.quant_dims) {
 #pragma unroll
-        for (int q = 0; q < 2; q++) {
-            expand_sixteen<FP4>(codes[q], factor[q], row + q * PITCH + j * 2);
+        for (int t = 0; t < 2; t++) {
+            expand_sixteen<FP4>(codes[t], factor[t], row + t * PITCH + j * 2);
         }
     }
     return true;
@@ -133,27 +133,36 @@ static __device__ __forceinline__ void clear_absent(const fmlac_mqa &p, const fm
     }
 }
 
+template <bool FP4, int OWN>
+static __device__ __forceinline__ void expand_pairs(const fmlac_mqa &p, const fmlac_pool &pool,
+                                                    const unsigned long long *address, uint32_t there, uint32_t row)
+{
+#pragma unroll 1
+    for (int t = 0; t < OWN; t += 2, row += 2 * PITCH) {
+        if (!expand_two<FP4>(pool, row, there >> t)) {
+            expand_token(p, address[t], row);
+            expand_token(p, address[t + 1], row + PITCH);
+        }
+    }
+}
+
 /* A warp's own tokens of one pool. Those that are not there are zeros. */
 template <int OWN>
 static __device__ __forceinline__ void expand_own(const fmlac_mqa &p, const fmlac_pool &pool, int straight,
                                                   const unsigned long long *address, uint32_t there, uint32_t row)
 {
-    uint32_t first = row;
+    if (straight == FMLAC_STRAIGHT_E4M3) {
+        expand_pairs<false, OWN>(p, pool, address, there, row);
+    } else if (straight == FMLAC_STRAIGHT_E2M1) {
+        expand_pairs<true, OWN>(p, pool, address, there, row);
+    } else {
 #pragma unroll 1
-    for (int t = 0; t < OWN; t += 2, row += 2 * PITCH) {
-        bool done = false;
-        if (straight == FMLAC_STRAIGHT_E4M3) {
-            done = expand_two<false>(pool, row, there >> t & 3);
-        } else if (straight == FMLAC_STRAIGHT_E2M1) {
-            done = expand_two<true>(pool, row, there >> t & 3);
-        }
-#pragma unroll 1
-        for (int i = 0; !done && i < 2; i++) {
-            expand_token(p, address[t + i], row + i * PITCH);
+        for (int t = 0; t < OWN; t++) {
+            expand_token(p, address[t], row + t * PITCH);
         }
     }
     if (there != (1u << OWN) - 1) {
-        clear_absent<OWN>(p, pool, there, first);
+        clear_absent<OWN>(p, pool, there, row);
     }
 }
 

@@ -232,6 +232,10 @@ template <class S> static __device__ __forceinline__ void begin_list(const fmlac
         }
     }
     __syncwarp();
+    int64_t ahead = begin + (int64_t)(threadIdx.x % 32) * S::TOKENS; /* the first tiles' entries are brought near */
+    if ((int)threadIdx.x % 32 < listed_first(s) && ahead < s.piece->scan_end && s.piece->entries) {
+        ptx_prefetch(entry_at(p, s, ahead));
+    }
 }
 
 #endif

@@ -205,9 +205,8 @@ static __device__ __forceinline__ void store_rows(const fmlac_mqa &p, const fmla
             continue;
         }
         int64_t at = __shfl_sync(0xFFFFFFFFu, offsets, i);
-#pragma unroll
-        for (int i = 0; i < OUT_COLUMNS / 128; i++) {
-            int column = threadIdx.x % 32 * 4 + i * 128;
+#pragma unroll 1
+        for (int column = (int)(ptx_thread() % 32) * 4; column < OUT_COLUMNS; column += 128) {
             float4 x = *(const float4 *)(from + column);
             if (partial) {
                 *(float4 *)(partial + (int64_t)row * OUT_COLUMNS + column) = x;

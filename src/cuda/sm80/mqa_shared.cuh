@@ -36,7 +36,7 @@ struct mqa_shape {
 };
 
 /* Named barriers. */
-enum { BARRIER_SCORES = 1, BARRIER_LIST, BARRIER_END };
+enum { BARRIER_SCORES = 1, BARRIER_SUMS, BARRIER_LIST, BARRIER_END };
 
 /* Marks an address of the extra pool. */
 #define EXTRA_BIT (1ull << 63)
