@@ -251,7 +251,7 @@ static __device__ __forceinline__ void walk_ahead(const fmlac_mqa &p, const mqa_
 {
     int ahead = listed_first(s);
     if (i % S::QW == (int)ptx_thread() / 32 && i + ahead < piece.count) {
-        int64_t next = next_tile<S>(p, s, i + ahead, at + ahead < s.ring ? at + ahead : at + ahead - s.ring, asked);
+        int64_t next = next_tile<S>(p, s, i + ahead, place_after(s, at, ahead), asked);
         asked = ask_for_entries(p, s, next + (S::QW - 1) * S::TOKENS);
     }
 }
@@ -259,15 +259,13 @@ static __device__ __forceinline__ void walk_ahead(const fmlac_mqa &p, const mqa_
 template <class S>
 static __device__ __forceinline__ void scoring_warp(const fmlac_mqa &p, const mqa_shared &s, const mqa_piece &piece)
 {
-    int warp = threadIdx.x / 32, slot = 0, at = 0, i;
+    int warp = threadIdx.x / 32, at = piece.at, i;
     int row0 = warp / S::TG * 16 * S::QM, tg = warp % S::TG, token0 = tg * S::NT * 8;
-    uint32_t parity = s.piece->parity;
     score_rows<S> rows;
     held_rows<S> held;
     begin_rows<S>(s, rows);
     if (piece.count > 0) {
-        ptx_mbarrier_wait(s.q_full, parity >> PARITY_OF_Q);
-        parity ^= 1u << PARITY_OF_Q;
+        ptx_mbarrier_wait(s.q_full, piece.parity);
     }
     hold_rows<S>(held, s.q, p.row_bytes / 128, row0);
     uint32_t asked = NOT_ASKED;
@@ -276,11 +274,11 @@ static __device__ __forceinline__ void scoring_warp(const fmlac_mqa &p, const mq
     }
 #pragma unroll 1
     for (i = 0; tile_exists(p, s, i < piece.count, at); i++) {
+        int slot = slot_of(s, at);
         uint32_t tile = s.tiles + slot * (S::TOKENS * PITCH);
         float *top = s.top + (i & 1) * (S::TG * S::ROWS);
         float acc[S::QM][S::NT][4];
-        ptx_mbarrier_wait(s.full + slot * 8, parity >> slot & 1);
-        parity ^= 1u << slot | 1u << PARITY_OF_RAW;
+        ptx_mbarrier_wait(s.full + slot * 8, parity_of(s, at));
         scores<S>(acc, held, s.q, tile, p.row_bytes / 128, row0, token0);
         uint32_t mask = ((volatile uint32_t *)s.mask)[at * 2 + token0 / 32] >> (token0 % 32);
         mask_scores<S>(p, s, acc, rows, mask, row0, i * S::TOKENS + token0);
@@ -291,13 +289,13 @@ static __device__ __forceinline__ void scoring_warp(const fmlac_mqa &p, const mq
         }
         arrive_warp(s.ready + slot * 8);
         walk_ahead<S>(p, s, piece, i, at, asked);
-        slot = after(slot, s.slots);
         at = after(at, s.ring);
     }
     finish_rows<S>(p, s, piece, rows, s.top + (i & 1) * (S::TG * S::ROWS), row0, tg);
     ptx_barrier_sync(BARRIER_END, S::THREADS);
     if (threadIdx.x == 0) {
-        s.piece->parity = parity;
+        s.piece->at = at;
+        s.piece->parity ^= piece.count > 0;
     }
 }
 
@@ -363,19 +361,19 @@ static __device__ __forceinline__ void stage_rows(const float out[S::MV][S::NV][
 }
 
 /* Until the slot of the tile at a place in the ring is free: the phase before the tile's own. */
-static __device__ __forceinline__ void wait_free(const mqa_shared &s, uint32_t parity, int at)
+static __device__ __forceinline__ void wait_free(const mqa_shared &s, int at)
 {
-    ptx_mbarrier_wait(s.free + slot_of(s, at) * 8, parity_of(s, parity, at) ^ 1);
+    ptx_mbarrier_wait(s.free + slot_of(s, at) * 8, parity_of(s, at) ^ 1);
 }
 
 /* A summing warp brings its part of the tile at a place in the ring, if there is one. */
 template <class S>
-static __device__ __forceinline__ bool bring_plain(const fmlac_mqa &p, const mqa_shared &s, uint32_t parity, int at)
+static __device__ __forceinline__ bool bring_plain(const fmlac_mqa &p, const mqa_shared &s, int at)
 {
     int slot = slot_of(s, at);
     bool there = tile_exists(p, s, true, at);
     if (there) {
-        wait_free(s, parity, at);
+        wait_free(s, at);
         copy_plain<S>(p, s, at, s.tiles + slot * (S::TOKENS * PITCH), s.full + slot * 8);
     }
     return there;
@@ -384,17 +382,17 @@ static __device__ __forceinline__ bool bring_plain(const fmlac_mqa &p, const mqa
 /* The same where raw bytes, which are under way, are to be expanded; those of the tile after it set out. `own`: the
  * warp's tokens, first of this tile, then of the next. */
 template <class S>
-static __device__ __forceinline__ bool bring_codes(const fmlac_mqa &p, const mqa_shared &s, uint32_t parity, int warp,
-                                                   int at, bool last, uint32_t &own)
+static __device__ __forceinline__ bool bring_codes(const fmlac_mqa &p, const mqa_shared &s, int warp, int at, bool last,
+                                                   uint32_t &own)
 {
     int slot = slot_of(s, at), next = after(at, s.ring);
     if (own == 0) {
         return false;
     }
-    ptx_mbarrier_wait(s.raw_full + warp * 8, (parity >> PARITY_OF_RAW ^ at) & 1);
+    ptx_mbarrier_wait(s.raw_full + warp * 8, at & 1);
     uint32_t of_next = own_tokens<S>(s, warp, !last, next);
     if (of_next != 0) {
-        wait_free(s, parity, next);
+        wait_free(s, next);
         copy_raw<S>(p, s, warp, next, s.tiles + slot_of(s, next) * (S::TOKENS * PITCH), of_next);
     }
     expand<S>(p, s, warp, at, s.tiles + slot * (S::TOKENS * PITCH), own);
@@ -405,11 +403,10 @@ static __device__ __forceinline__ bool bring_codes(const fmlac_mqa &p, const mqa
 
 /* A summing warp sums the tile at a place in the ring. */
 template <class S>
-static __device__ __forceinline__ void sum_tile(float out[S::MV][S::NV][4], const mqa_shared &s, uint32_t parity,
-                                                int at)
+static __device__ __forceinline__ void sum_tile(float out[S::MV][S::NV][4], const mqa_shared &s, int at)
 {
     int slot = slot_of(s, at);
-    ptx_mbarrier_wait(s.ready + slot * 8, parity_of(s, parity, at));
+    ptx_mbarrier_wait(s.ready + slot * 8, parity_of(s, at));
     shrink_rows<S>(out, s.shrink + slot * S::ROWS);
     values<S>(out, s.tiles + slot * (S::TOKENS * PITCH), summed_row<S>(), summed_column<S>());
     uint32_t seen = 0; /* a sum of everything that was loaded */
@@ -433,7 +430,7 @@ template <class S> static __device__ __noinline__ void list_tiles(const fmlac_mq
     }
 #pragma unroll 1
     for (int i = begin; i < end && i < s.piece->count; i++) {
-        next_tile<S>(p, s, i, i, NOT_ASKED);
+        next_tile<S>(p, s, i, place_after(s, s.piece->at, i), NOT_ASKED);
     }
 }
 
@@ -453,35 +450,35 @@ static __device__ __forceinline__ void summing_warp(const fmlac_mqa &p, const mq
     if (BULK(p)) {
         ptx_fence_async_proxy(); /* staged rows were where tokens go */
     }
-    uint32_t parity = piece.parity, own = 0;
-    int warp = threadIdx.x / 32 - S::QW;
+    uint32_t own = 0;
+    int warp = threadIdx.x / 32 - S::QW, at = piece.at;
     if (warp == 0 && piece.count > 0) {
         list_tiles<S>(p, 0, 1);
     }
     ptx_barrier_sync(BARRIER_SUMS, S::PW * 32);
     if constexpr (S::CODES) {
-        own = own_tokens<S>(s, warp, piece.count > 0, 0);
+        own = own_tokens<S>(s, warp, piece.count > 0, at);
         if (own != 0) {
-            copy_raw<S>(p, s, warp, 0, s.tiles, own);
+            copy_raw<S>(p, s, warp, at, s.tiles + slot_of(s, at) * (S::TOKENS * PITCH), own);
         }
     }
     if (warp == 0) {
         list_tiles<S>(p, 1, listed_first(s));
     }
     ptx_barrier_sync(BARRIER_LIST, S::THREADS);
-    int left = piece.count, held = 0, at = 0; /* tiles to bring, and brought but not summed; place of the next one */
+    int left = piece.count, held = 0; /* tiles to bring, and brought but not summed; `at`: the next one */
 #pragma unroll 1
     while (left > 0 || held > 0) {
         if (left == 0 || held == brought_ahead<S>(s)) {
-            sum_tile<S>(out, s, parity, at < held ? at + s.ring - held : at - held);
+            sum_tile<S>(out, s, place_after(s, at, s.ring - held));
             held--;
         }
         if (left > 0) {
             bool there;
             if constexpr (S::CODES) {
-                there = bring_codes<S>(p, s, parity, warp, at, left == 1, own);
+                there = bring_codes<S>(p, s, warp, at, left == 1, own);
             } else {
-                there = bring_plain<S>(p, s, parity, at);
+                there = bring_plain<S>(p, s, at);
             }
             left = there ? left - 1 : 0;
             held += there;
@@ -587,6 +584,7 @@ template <class S> static __device__ __forceinline__ void mqa_block(const fmlac_
         }
         if (lane == 0) {
             s.piece->cut = cut;
+            s.piece->at = 0;
             s.piece->parity = 0;
             find_piece(p, s, unit);
         }

@@ -68,14 +68,14 @@ static __device__ __forceinline__ void expand_sixteen(const uint32_t codes[4], u
 /* The codes of two tokens of a pool, in the rows of a tile from `row` on. Bits 0 and 1 of `there` say which of them is
  * there; the other's are zeros. Says no, having done nothing, if a code or a scale asks for the long way. Scales: of
  * e4m3 codes f32 or e8m0, of e2m1 codes e4m3. */
-template <bool FP4>
+template <bool FP4, int EACH>
 static __device__ __forceinline__ bool expand_two(const fmlac_pool &pool, uint32_t row, uint32_t there)
 {
     int j = (int)ptx_thread() % 32 * 16, group = j >> pool.group_shift;
     bool floats = !FP4 && pool.scale == FMLAC_F32;
-    uint32_t codes[2][4], factor[2], hard = 0, at = row + pool.raw_at;
+    uint32_t codes[EACH][4], factor[EACH], hard = 0, at = row + pool.raw_at;
 #pragma unroll
-    for (int t = 0; t < 2; t++, at += PITCH) {
+    for (int t = 0; t < EACH; t++, at += PITCH) {
         uint32_t scale = at + pool.raw_scales + (floats ? group * 4 : group);
         if (FP4) {
             ptx_load_shared_64(codes[t], at + j / 2);
@@ -86,7 +86,7 @@ static __device__ __forceinline__ bool expand_two(const fmlac_pool &pool, uint32
         }
     }
 #pragma unroll
-    for (int t = 0; t < 2; t++) {
+    for (int t = 0; t < EACH; t++) {
         bool mine = (there >> t & 1) != 0 && j < pool.quant_dims;
         uint32_t bad; /* not 0: asks for the long way */
         if (FP4) {    /* an e4m3 number as bf16, by 2^120 */
@@ -111,7 +111,7 @@ static __device__ __forceinline__ bool expand_two(const fmlac_pool &pool, uint32
     __syncwarp(); /* all codes have been read */
     if (j < pool.quant_dims) {
 #pragma unroll
-        for (int t = 0; t < 2; t++) {
+        for (int t = 0; t < EACH; t++) {
             expand_sixteen<FP4>(codes[t], factor[t], row + t * PITCH + j * 2);
         }
     }
@@ -137,11 +137,14 @@ template <bool FP4, int OWN>
 static __device__ __forceinline__ void expand_pairs(const fmlac_mqa &p, const fmlac_pool &pool,
                                                     const unsigned long long *address, uint32_t there, uint32_t row)
 {
+    constexpr int EACH = FP4 ? 2 : OWN;
 #pragma unroll 1
-    for (int t = 0; t < OWN; t += 2, row += 2 * PITCH) {
-        if (!expand_two<FP4>(pool, row, there >> t)) {
-            expand_token(p, address[t], row);
-            expand_token(p, address[t + 1], row + PITCH);
+    for (int t = 0; t < OWN; t += EACH, row += EACH * PITCH) {
+        if (!expand_two<FP4, EACH>(pool, row, there >> t)) {
+#pragma unroll 1
+            for (int i = 0; i < EACH; i++) {
+                expand_token(p, address[t + i], row + i * PITCH);
+            }
         }
     }
 }

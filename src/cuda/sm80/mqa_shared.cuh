@@ -41,16 +41,13 @@ enum { BARRIER_SCORES = 1, BARRIER_SUMS, BARRIER_LIST, BARRIER_END };
 /* Marks an address of the extra pool. */
 #define EXTRA_BIT (1ull << 63)
 
-/* Bits of piece.parity beside those of slots. */
-#define PARITY_OF_RAW 30
-#define PARITY_OF_Q   31
-
 /* One row tile against tiles begin, ..., begin + count - 1 of its list. */
 typedef struct mqa_piece {
     int64_t unit, begin;
     int64_t place;   /* -1, or where the partial result goes */
     int count;       /* of tiles; lists of indices may end before; -1: there are no more pieces */
-    uint32_t parity; /* of the mbarriers, which live on from piece to piece: bit i of slot i, the last ones see below */
+    int at;          /* place of its first tile in the ring, which goes on from piece to piece */
+    uint32_t parity; /* of q_full */
     int64_t scan_at, scan_end;              /* next position of the list, and where the piece ends */
     const int32_t *entries, *extra_entries; /* the request's page table, or the lists of indices */
     int64_t first_page;                     /* of the request where there is no table */
@@ -118,11 +115,16 @@ static __device__ __forceinline__ int slot_of(const mqa_shared &s, int at)
     return at < s.slots ? at : at - s.slots;
 }
 
-/* Parity of the slot's barriers for the tile at a place in the ring, anywhere in its piece: a tile is a phase of each.
- */
-static __device__ __forceinline__ uint32_t parity_of(const mqa_shared &s, uint32_t parity, int at)
+/* Parity of the slot's barriers for the tile at a place in the ring: a tile is a phase of each. */
+static __device__ __forceinline__ uint32_t parity_of(const mqa_shared &s, int at)
 {
-    return (parity >> slot_of(s, at) ^ (at < s.slots ? 0 : 1)) & 1;
+    return at < s.slots ? 0 : 1;
+}
+
+/* The place `by` tiles, at most a ring, after another. */
+static __device__ __forceinline__ int place_after(const mqa_shared &s, int at, int by)
+{
+    return at + by < s.ring ? at + by : at + by - s.ring;
 }
 
 /* How many tiles lie between the one that is summed in a step and the one that is brought then: copied, into the slot
