@@ -101,8 +101,8 @@ static bool copies_align(const fmlac_list *list)
 /* Whether a pool's codes are expanded in straight code; rows of tiles have no zeros behind their dims then. */
 static int32_t straight_of(const fmlac_pool *pool, int32_t row_bytes)
 {
-    if (pool->layout == FMLAC_LAYOUT_PLAIN || !pool->aligned || pool->outer_scale != 1.0f ||
-        pool->raw_at % 16 != 0 || pool->rope_dims % 8 != 0 || 2 * pool->d_qk != row_bytes) {
+    if (pool->layout == FMLAC_LAYOUT_PLAIN || !pool->aligned || pool->outer_scale != 1.0f || pool->raw_at % 16 != 0 ||
+        pool->rope_dims % 8 != 0 || 2 * pool->d_qk != row_bytes) {
         return FMLAC_STRAIGHT_NONE;
     }
     bool e4m3 = pool->element == FMLAC_F8_E4M3 && (pool->scale == FMLAC_F32 || pool->scale == FMLAC_F8_E8M0);
@@ -127,6 +127,12 @@ static fmlac_places places_of(const fmlac_kernel *k, const fmlac_mqa *p, int sta
     at.work = at.barriers + (3 * stages + 1 + (p->quantised ? FMLAC_SUMMING_WARPS : 0)) * 8;
     at.bytes = at.work + FMLAC_WORK_BYTES + (FMLAC_OWN_UNITS + 1 + FMLAC_SCORING_WARPS * 32) * 4;
     return at;
+}
+
+/* Slots of tiles that a kernel was made for (sm80/mqa_*.cu); 0: as many as there is room for. */
+static int slots_of(const fmlac_kernel *k, bool quantised)
+{
+    return k->rows != 64 || k->shared_kib != 227 ? 0 : quantised ? 3 : 2;
 }
 
 static const fmlac_kernel *choose(const fmlac_state *state, const fmlac_mqa *p, int64_t rows)
@@ -209,6 +215,8 @@ static decision decide(const fmlac_state *state, const fmlai_mqa *from, fmlac_mq
     while (p->stages > 2 && places_of(d.kernel, p, p->stages).bytes > limit) {
         p->stages--;
     }
+    int made_for = slots_of(d.kernel, p->quantised);
+    p->stages = made_for > 0 ? made_for : p->stages;
     p->places = places_of(d.kernel, p, p->stages);
     d.shared = (size_t)p->places.bytes;
     d.slots = state->processors * (two ? 2 : 1);

@@ -9,6 +9,7 @@
  *
  *   scoring warps  (first QW)  16 * QM rows x TOKENS / TG tokens of Q K^T each; softmax in base 2; the weights go where
  *                  the tile's last dims were: those from 512 on, which are not values
+ *                  They take turns in walking the list
  *   summing warps  (other PW)  16 * MV rows x 512 / CG columns of the output each, in registers for a whole piece; and
  *                  whatever brings tokens
  *
@@ -17,11 +18,12 @@
  * arrives and the other waits.
  *
  * Tile i, in slot i % slots:
- *   list           a summing warp, another one for every tile, finds where the tokens lie, a tile or two ahead
- *   raw            quantised tokens: each summing warp lets the raw bytes of its own set out when it has expanded
- *                  those of tile i - 1
+ *   list           a scoring warp, another one for every tile, finds where the tokens lie when it has written the
+ *                  weights of tile i - slots - 1; ready says that it has. A piece's first tiles are listed by a summing
+ *                  warp while Q is on its way
  *   full[slot]     when free[slot] says that tile i - slots has been summed, the summing warps copy plain tokens into
- *                  the slot, or expand quantised ones there
+ *                  the slot. Raw bytes of quantised ones set out for it then, each to the row that its token will have,
+ *                  and a step later, when tile i - slots + 1 has been summed, they are expanded there
  *   scores, then BARRIER_SCORES: maxima are exchanged, and no scoring warp reads the tile any more
  *   ready[slot]    weights, factors by which output rows shrink
  *   free[slot]     values
@@ -367,8 +369,7 @@ static __device__ __forceinline__ void wait_free(const mqa_shared &s, int at)
 }
 
 /* A summing warp brings its part of the tile at a place in the ring, if there is one. */
-template <class S>
-static __device__ __forceinline__ bool bring_plain(const fmlac_mqa &p, const mqa_shared &s, int at)
+template <class S> static __device__ __forceinline__ bool bring_plain(const fmlac_mqa &p, const mqa_shared &s, int at)
 {
     int slot = slot_of(s, at);
     bool there = tile_exists(p, s, true, at);
@@ -421,7 +422,7 @@ static __device__ __forceinline__ void sum_tile(float out[S::MV][S::NV][4], cons
     arrive_after(s.free + slot * 8, seen);
 }
 
-/* A warp lists the piece's tiles from `begin` on, before any has been summed. Not inline: what it needs, sums do not. */
+/* A warp lists the piece's tiles from `begin` on, before any has been summed. Not inline: sums need the registers. */
 template <class S> static __device__ __noinline__ void list_tiles(const fmlac_mqa &p, int begin, int end)
 {
     mqa_shared s = mqa_shared_plan(p, S::SLOTS > 0 ? S::SLOTS : p.stages);
@@ -434,8 +435,7 @@ template <class S> static __device__ __noinline__ void list_tiles(const fmlac_mq
     }
 }
 
-/* Step by step: a tile is summed, and another brought to the slot that is free then, or has been since the step before.
- * The first steps only bring. */
+/* Step by step: a tile is summed, and another brought. The first steps only bring. */
 template <class S>
 static __device__ __forceinline__ void summing_warp(const fmlac_mqa &p, const mqa_shared &s, const mqa_piece &piece)
 {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * mqa_expand.cuh: raw bytes of quantised tokens to bf16 rows of a tile, in place: a token's raw bytes lie in its row, so
- * that the dims that are bf16 already are where they belong, and codes are in registers before anything is written. A
- * warp takes its own tokens two at a time, in straight code: lane l has dims 16 l .. 16 l + 15 of both. Codes, scales or
- * tokens for which that would not be right go the long way, a token at a time.
+ * mqa_expand.cuh: raw bytes of quantised tokens to bf16 rows of a tile, in place: a token's raw bytes lie in its row,
+ * so that the dims that are bf16 already are where they belong, and codes are in registers before anything is written.
+ * A warp takes its own tokens in straight code, two or four together: lane l has dims 16 l .. 16 l + 15 of each. Codes,
+ * scales or tokens for which that would not be right go the long way, a token at a time.
  */
 #ifndef FLASHMLA_CUDA_SM80_MQA_EXPAND_CUH
 #define FLASHMLA_CUDA_SM80_MQA_EXPAND_CUH
@@ -65,11 +65,11 @@ static __device__ __forceinline__ void expand_sixteen(const uint32_t codes[4], u
     }
 }
 
-/* The codes of two tokens of a pool, in the rows of a tile from `row` on. Bits 0 and 1 of `there` say which of them is
- * there; the other's are zeros. Says no, having done nothing, if a code or a scale asks for the long way. Scales: of
+/* The codes of EACH tokens of a pool, in rows of a tile from `row` on. The first bits of `there` say which of them are
+ * there; the others' are zeros. Says no, having done nothing, if a code or a scale asks for the long way. Scales: of
  * e4m3 codes f32 or e8m0, of e2m1 codes e4m3. */
 template <bool FP4, int EACH>
-static __device__ __forceinline__ bool expand_two(const fmlac_pool &pool, uint32_t row, uint32_t there)
+static __device__ __forceinline__ bool expand_some(const fmlac_pool &pool, uint32_t row, uint32_t there)
 {
     int j = (int)ptx_thread() % 32 * 16, group = j >> pool.group_shift;
     bool floats = !FP4 && pool.scale == FMLAC_F32;
@@ -134,13 +134,13 @@ static __device__ __forceinline__ void clear_absent(const fmlac_mqa &p, const fm
 }
 
 template <bool FP4, int OWN>
-static __device__ __forceinline__ void expand_pairs(const fmlac_mqa &p, const fmlac_pool &pool,
-                                                    const unsigned long long *address, uint32_t there, uint32_t row)
+static __device__ __forceinline__ void expand_all(const fmlac_mqa &p, const fmlac_pool &pool,
+                                                  const unsigned long long *address, uint32_t there, uint32_t row)
 {
-    constexpr int EACH = FP4 ? 2 : OWN;
+    constexpr int EACH = FP4 ? 2 : OWN; /* as many as there are registers for */
 #pragma unroll 1
     for (int t = 0; t < OWN; t += EACH, row += EACH * PITCH) {
-        if (!expand_two<FP4, EACH>(pool, row, there >> t)) {
+        if (!expand_some<FP4, EACH>(pool, row, there >> t)) {
 #pragma unroll 1
             for (int i = 0; i < EACH; i++) {
                 expand_token(p, address[t + i], row + i * PITCH);
@@ -155,9 +155,9 @@ static __device__ __forceinline__ void expand_own(const fmlac_mqa &p, const fmla
                                                   const unsigned long long *address, uint32_t there, uint32_t row)
 {
     if (straight == FMLAC_STRAIGHT_E4M3) {
-        expand_pairs<false, OWN>(p, pool, address, there, row);
+        expand_all<false, OWN>(p, pool, address, there, row);
     } else if (straight == FMLAC_STRAIGHT_E2M1) {
-        expand_pairs<true, OWN>(p, pool, address, there, row);
+        expand_all<true, OWN>(p, pool, address, there, row);
     } else {
 #pragma unroll 1
         for (int t = 0; t < OWN; t++) {

@@ -35,8 +35,7 @@ static __device__ __forceinline__ uint32_t first_bits(int count)
 }
 
 /* The first `count` tokens of a tile are there, the first `main` of them of the main pool. */
-template <class S>
-static __device__ __forceinline__ void put_mask(const mqa_shared &s, int ring, int count, int main)
+template <class S> static __device__ __forceinline__ void put_mask(const mqa_shared &s, int ring, int count, int main)
 {
     if (ptx_thread() % 32 == 0) {
         s.mask[ring * 2] = first_bits(count);
@@ -57,7 +56,8 @@ static __device__ __forceinline__ const int32_t *entry_at(const fmlac_mqa &p, co
     return position < main ? entries + position : s.piece->extra_entries + (position - main);
 }
 
-/* A warp: entries of 32 positions are asked for, which it will want at its next turn. Returns the first, modulo 2^32. */
+/* A warp: entries of 32 positions, which it will want at its next turn, are asked for. Returns the first, modulo 2^32.
+ */
 static __device__ __forceinline__ uint32_t ask_for_entries(const fmlac_mqa &p, const mqa_shared &s, int64_t begin)
 {
     int64_t position = begin + ptx_thread() % 32;

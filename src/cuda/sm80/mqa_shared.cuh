@@ -44,11 +44,11 @@ enum { BARRIER_SCORES = 1, BARRIER_SUMS, BARRIER_LIST, BARRIER_END };
 /* One row tile against tiles begin, ..., begin + count - 1 of its list. */
 typedef struct mqa_piece {
     int64_t unit, begin;
-    int64_t place;   /* -1, or where the partial result goes */
-    int count;       /* of tiles; lists of indices may end before; -1: there are no more pieces */
-    int at;          /* place of its first tile in the ring, which goes on from piece to piece */
-    uint32_t parity; /* of q_full */
-    int64_t scan_at, scan_end;              /* next position of the list, and where the piece ends */
+    int64_t place;             /* -1, or where the partial result goes */
+    int count;                 /* of tiles; lists of indices may end before; -1: there are no more pieces */
+    int at;                    /* place of its first tile in the ring, which goes on from piece to piece */
+    uint32_t parity;           /* of q_full */
+    int64_t scan_at, scan_end; /* next position of the list, and where the piece ends */
     const int32_t *entries, *extra_entries; /* the request's page table, or the lists of indices */
     int64_t first_page;                     /* of the request where there is no table */
     cut_view cut;
@@ -67,7 +67,7 @@ typedef struct mqa_shared {
     int *seen;                   /* [ROWS] */
     unsigned long long *address; /* [ring][TOKENS] data rows */
     unsigned long long *scale;   /* [ring][TOKENS] scale rows, quantised formats */
-    uint32_t *mask;              /* [ring][2] tokens that are there; quantised formats: those of the extra pool, then */
+    uint32_t *mask;              /* [ring][2] tokens that are there; quantised formats: second, those of the extra pool */
     fmlac_work *work;
     mqa_piece *piece;
     int32_t *own;     /* [FMLAC_OWN_UNITS + 1] of the cut, if this block finds it */
@@ -140,8 +140,8 @@ static __device__ __forceinline__ int listed_first(const mqa_shared &s)
     return s.slots + 1;
 }
 
-/* A summing warp's tokens of a tile: which are there, from bit 16 on which are of the extra pool, and bit 31 if the tile
- * exists. */
+/* A summing warp's tokens of a tile: which are there, from bit 16 on which are of the extra pool, bit 31 if there is
+ * such a tile. */
 #define TILE_EXISTS 0x80000000u
 
 template <class S>

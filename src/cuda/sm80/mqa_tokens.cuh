@@ -205,7 +205,7 @@ static __device__ __forceinline__ void copy_raw_bulk(const fmlac_mqa &p, const u
     constexpr uint32_t ALL = (1u << OWN) - 1;
     int main = p.main.pool.data_row_bytes, lane = ptx_thread() % 32;
     ptx_fence_async_proxy(); /* values and weights were there */
-    __syncwarp(); /* nobody waits for the phase before */
+    __syncwarp();            /* nobody waits for the phase before */
     if (own == (ALL | TILE_EXISTS)) {
         if (ptx_elect()) {
             ptx_mbarrier_arrive_expect(full, OWN * main);
