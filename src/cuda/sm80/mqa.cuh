@@ -412,12 +412,8 @@ static __device__ __forceinline__ void sum_tile(float out[S::MV][S::NV][4], cons
     values<S>(out, s.tiles + slot * (S::TOKENS * PITCH), summed_row<S>(), summed_column<S>());
     uint32_t seen = 0; /* a sum of everything that was loaded */
 #pragma unroll
-    for (int m = 0; m < S::MV; m++) {
-        seen ^= __float_as_uint(out[m][0][0]);
-    }
-#pragma unroll
-    for (int n = 1; n < S::NV; n++) {
-        seen ^= __float_as_uint(out[0][n][0]);
+    for (int i = 0; i < S::MV + S::NV - 1; i++) {
+        seen ^= __float_as_uint(i < S::MV ? out[i][0][0] : out[0][i - S::MV + 1][0]);
     }
     arrive_after(s.free + slot * 8, seen);
 }

@@ -67,7 +67,7 @@ typedef struct mqa_shared {
     int *seen;                   /* [ROWS] */
     unsigned long long *address; /* [ring][TOKENS] data rows */
     unsigned long long *scale;   /* [ring][TOKENS] scale rows, quantised formats */
-    uint32_t *mask;              /* [ring][2] tokens that are there; quantised formats: second, those of the extra pool */
+    uint32_t *mask;              /* [ring][2] tokens that are there; quantised ones: those of the extra pool second */
     fmlac_work *work;
     mqa_piece *piece;
     int32_t *own;     /* [FMLAC_OWN_UNITS + 1] of the cut, if this block finds it */
