@@ -69,7 +69,9 @@ PTX_INLINE void ptx_mbarrier_wait(uint32_t barrier, uint32_t parity)
     }
 }
 
-/* Arrives at the same barrier of another block of the cluster; `remote`: ptx_cluster_address of it. */
+/* Arrives at the same barrier of another block of the cluster; `remote`: ptx_cluster_address of it. It says that this
+ * block has read something and publishes nothing: a release in the cluster would wait for all loads and stores under
+ * way, and is not needed. */
 PTX_INLINE void ptx_mbarrier_arrive_remote(uint32_t remote)
 {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(remote) : "memory");

@@ -133,6 +133,7 @@ static __device__ __forceinline__ void gather_bytes(const fmlac_pool &pool, cons
             ptx_store_shared_u8(two + (row & 1) * RAW_SECOND + at, from[part.codes_at + at]);
         }
     }
+    ptx_fence_async_proxy(); /* the next rows in this place may be bulk copies */
     __syncwarp();
 }
 
