@@ -40,16 +40,22 @@ static __device__ __noinline__ void expand_token(const fmlac_mqa &p, unsigned lo
 
 /* ---- tokens of one pool ---------------------------------------------------------------------------------------- */
 
-/* Sixteen codes (fp4: the first two words) times a pair of equal bf16 factors. Every other four lanes write their
- * second half first, so that eight neighbouring ones never meet in a bank. */
-template <bool FP4>
+/* Codes and scales that have straight code: e4m3 codes with powers of two, or with any float scale of the usual size;
+ * e2m1 codes with e4m3 scales. */
+#define STRAIGHT_POWERS 0
+#define STRAIGHT_FLOATS 1
+#define STRAIGHT_E2M1   2
+
+/* Sixteen codes (fp4: the first two words) times a pair of equal bf16 factors (FLOATS: times a float). Every other four
+ * lanes write their second half first, so that eight neighbouring ones never meet in a bank. */
+template <int KIND>
 static __device__ __forceinline__ void expand_sixteen(const uint32_t codes[4], uint32_t factor, uint32_t to)
 {
     bool turned = (ptx_thread() & 4) != 0;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         uint32_t out[4];
-        if (FP4) {
+        if (KIND == STRAIGHT_E2M1) {
             uint32_t half = turned ? codes[1 - h] : codes[h];
             spread_e2m1(half & 0xFFFFu, out);
             spread_e2m1(half >> 16, out + 2);
@@ -59,25 +65,25 @@ static __device__ __forceinline__ void expand_sixteen(const uint32_t codes[4], u
         }
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            out[i] = ptx_multiply_bf16x2(out[i], factor);
+            out[i] = KIND == STRAIGHT_FLOATS ? multiply_pair(out[i], __uint_as_float(factor))
+                                             : ptx_multiply_bf16x2(out[i], factor);
         }
         ptx_store_shared_128(turned ? to + 16 - h * 16 : to + h * 16, out);
     }
 }
 
 /* The codes of EACH tokens of a pool, in rows of a tile from `row` on. The first bits of `there` say which of them are
- * there; the others' are zeros. Says no, having done nothing, if a code or a scale asks for the long way. Scales: of
- * e4m3 codes f32 or e8m0, of e2m1 codes e4m3. */
-template <bool FP4, int EACH>
+ * there; the others' are zeros. Says no, having done nothing, if a code or a scale asks for another way. */
+template <int KIND, int EACH>
 static __device__ __forceinline__ bool expand_some(const fmlac_pool &pool, uint32_t row, uint32_t there)
 {
     int j = (int)ptx_thread() % 32 * 16, group = j >> pool.group_shift;
-    bool floats = !FP4 && pool.scale == FMLAC_F32;
+    bool floats = KIND == STRAIGHT_FLOATS || (KIND == STRAIGHT_POWERS && pool.scale == FMLAC_F32);
     uint32_t codes[EACH][4], factor[EACH], hard = 0, at = row + pool.raw_at;
 #pragma unroll
     for (int t = 0; t < EACH; t++, at += PITCH) {
         uint32_t scale = at + pool.raw_scales + (floats ? group * 4 : group);
-        if (FP4) {
+        if (KIND == STRAIGHT_E2M1) {
             ptx_load_shared_64(codes[t], at + j / 2);
             factor[t] = ptx_load_shared_u8(scale);
         } else {
@@ -88,8 +94,8 @@ static __device__ __forceinline__ bool expand_some(const fmlac_pool &pool, uint3
 #pragma unroll
     for (int t = 0; t < EACH; t++) {
         bool mine = (there >> t & 1) != 0 && j < pool.quant_dims;
-        uint32_t bad; /* not 0: asks for the long way */
-        if (FP4) {    /* an e4m3 number as bf16, by 2^120 */
+        uint32_t bad;                /* not 0: asks for another way */
+        if (KIND == STRAIGHT_E2M1) { /* an e4m3 number as bf16, by 2^120 */
             bad = (factor[t] & 0x7F) == 0x7F;
             factor[t] = (factor[t] & 0x80) << 8 | (factor[t] & 0x7F) << 4;
             factor[t] = ptx_multiply_bf16x2(factor[t] | factor[t] << 16, 0x7B807B80u);
@@ -99,8 +105,13 @@ static __device__ __forceinline__ bool expand_some(const fmlac_pool &pool, uint3
             for (int i = 0; i < 4; i++) {
                 nan |= (codes[t][i] & 0x7F7F7F7Fu) + 0x01010101u;
             }
-            bad = (nan & 0x80808080u) | (factor[t] & (floats ? 0x7FFFFFu : 0u)) | (exponent - 3 > 131 ? 1u : 0u);
-            factor[t] = (exponent + 120) * 0x00800080u; /* codes are 2^120 too small */
+            bad = (nan & 0x80808080u) | (exponent - 3 > 131 ? 1u : 0u);
+            if (KIND == STRAIGHT_FLOATS) { /* codes are 2^120 too small */
+                factor[t] += 120u << 23;
+            } else {
+                bad |= factor[t] & (floats ? 0x7FFFFFu : 0u);
+                factor[t] = (exponent + 120) * 0x00800080u;
+            }
         }
         hard |= mine ? bad : 0;
         factor[t] = mine ? factor[t] : 0;
@@ -112,7 +123,7 @@ static __device__ __forceinline__ bool expand_some(const fmlac_pool &pool, uint3
     if (j < pool.quant_dims) {
 #pragma unroll
         for (int t = 0; t < EACH; t++) {
-            expand_sixteen<FP4>(codes[t], factor[t], row + t * PITCH + j * 2);
+            expand_sixteen<KIND>(codes[t], factor[t], row + t * PITCH + j * 2);
         }
     }
     return true;
@@ -133,16 +144,18 @@ static __device__ __forceinline__ void clear_absent(const fmlac_mqa &p, const fm
     }
 }
 
-template <bool FP4, int OWN>
+template <int KIND, int OWN>
 static __device__ __forceinline__ void expand_all(const fmlac_mqa &p, const fmlac_pool &pool,
                                                   const unsigned long long *address, uint32_t there, uint32_t row)
 {
-    constexpr int EACH = FP4 ? 2 : OWN; /* as many as there are registers for */
+    constexpr int EACH = KIND == STRAIGHT_E2M1 ? 2 : OWN; /* as many as there are registers for */
 #pragma unroll 1
     for (int t = 0; t < OWN; t += EACH, row += EACH * PITCH) {
-        if (!expand_some<FP4, EACH>(pool, row, there >> t)) {
+        bool done = expand_some<KIND, EACH>(pool, row, there >> t);
 #pragma unroll 1
-            for (int i = 0; i < EACH; i++) {
+        for (int i = 0; !done && i < EACH; i++) {
+            if (KIND != STRAIGHT_POWERS || pool.scale != FMLAC_F32 ||
+                !expand_some<STRAIGHT_FLOATS, 1>(pool, row + i * PITCH, there >> (t + i))) {
                 expand_token(p, address[t + i], row + i * PITCH);
             }
         }
@@ -155,9 +168,9 @@ static __device__ __forceinline__ void expand_own(const fmlac_mqa &p, const fmla
                                                   const unsigned long long *address, uint32_t there, uint32_t row)
 {
     if (straight == FMLAC_STRAIGHT_E4M3) {
-        expand_all<false, OWN>(p, pool, address, there, row);
+        expand_all<STRAIGHT_POWERS, OWN>(p, pool, address, there, row);
     } else if (straight == FMLAC_STRAIGHT_E2M1) {
-        expand_all<true, OWN>(p, pool, address, there, row);
+        expand_all<STRAIGHT_E2M1, OWN>(p, pool, address, there, row);
     } else {
 #pragma unroll 1
         for (int t = 0; t < OWN; t++) {
