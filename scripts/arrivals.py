@@ -48,7 +48,7 @@ def overtaken(text):
                 loads = loads[done[-1] + 1 :]  # loads of a warp end in order
         if re.search(r"\bLDSM?\b", code.replace(".", " ")) and "RZ, [RZ]" not in code:
             loads.append((number, sets, code))
-        if "SYNCS.ARRIVE" in code and code.endswith("RZ"):  # another operand: it announces bytes, and lets nobody in
+        if "SYNCS.ARRIVE" in code and code.rstrip().endswith("RZ"):  # else it announces bytes, and lets nobody in
             yield from ((kernel, code, load[2]) for load in loads[-1:] if number - load[0] < WINDOW)
 
 
