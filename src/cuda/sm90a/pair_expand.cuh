@@ -146,7 +146,7 @@ static __device__ __forceinline__ void expand_unit(const fmlac_pool &pool, const
     if (to.first + UNIT_ROWS <= count) {
         if (common == (KIND_F32 | KIND_USED) && (BLOCKS == 8 || *mixed)) {
             done = expand_easy<0, 1, 1>(kind, l, raw, to);
-        } else if (common == (KIND_FP4 | KIND_E4M3 | KIND_USED)) {
+        } else if (BLOCKS == 8 && common == (KIND_FP4 | KIND_E4M3 | KIND_USED)) {
             done = expand_easy<1, 0, 0>(kind, l, raw, to);
         } else if (common == ((BLOCKS == 9 ? KIND_F32 : KIND_E8M0) | KIND_USED)) {
             done = expand_easy<0, BLOCKS == 9, 0>(kind, l, raw, to);
