@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""The operations on arrays of any kind: one function per C function, no conventions of any generation.
+"""The operations on arrays of any kind: one function per C function, with the names, signs and sizes that all published
+generations share; what they differ in is settled by the callers.
 
 Arguments are arrays or None, as the public functions have sorted them; results are made beside the query. The torch
 operators of _torch.py and the public functions both end here.

@@ -5,8 +5,9 @@ Everything else this package accepts is a superset of all generations; the setti
 
     setting                        newest      2026-09-10   2026-04    2025-09
     layout of 528/288-byte caches  per token   page-level   per token  per token
-    sparse prefill lse and max     natural     natural      natural    base 2, lonely lse -inf
-    get_mla_metadata(args)         tensors     object       object     tensors
+    sparse prefill lse and max     natural,    natural,     natural,   base 2,
+      of rows without tokens       +inf        +inf         +inf       lse -inf
+    get_mla_metadata(args)         tensors     object       object     tensors of 2025-09 always
 
 It is read from the environment variable FLASH_MLA_COMPAT when the package is imported, and set by set_compat().
 """

@@ -35,10 +35,11 @@ def fwd_kvcache_mla(q, k_cache, *rest):
     """Decode as of 2025: (q, k_cache[, None], head_dim_v, cache_seqlens, block_table, softmax_scale, causal,
     tile_scheduler_metadata, num_splits[, is_fp8_kvcache, indices]); the first form had a v_cache, always None.
     Returns (out, lse)."""
+    given = len(rest) + 2
     if rest and rest[0] is None:
         rest = rest[1:]
     if not 7 <= len(rest) <= 9:
-        raise AssertionError(f"fwd_kvcache_mla: {len(rest) + 2} arguments; allowed: 9 to 12")
+        raise AssertionError(f"fwd_kvcache_mla: {given} arguments; allowed: 9 to 12")
     head_dim_v, cache_seqlens, block_table, softmax_scale, causal, metadata, num_splits, *fp8_and_indices = (
         rest
     )

@@ -102,6 +102,8 @@ def flash_mla_with_kvcache(
             None,
             is_fp8_kvcache if is_array(is_fp8_kvcache) else indices,
         )
+    if indices is not None:
+        block_table = cache_seqlens = None
     arrays = (
         q,
         k_cache,
@@ -147,10 +149,8 @@ def flash_mla_with_kvcache(
         topk_length,
         extra_topk_length,
     )
+    _check_fp8_flag(is_fp8_kvcache, k_cache)
     layout = caches.resolve_layout(kv_layout)
-    sparse = indices is not None
-    if sparse:
-        block_table = cache_seqlens = None
     if bridge.traced(q) and out is None and lse is None:
         return bridge.operators().decode(
             q,
@@ -170,7 +170,8 @@ def flash_mla_with_kvcache(
             enable_batch_invariant,
             layout,
         )
-    _check_fp8_flag(is_fp8_kvcache, k_cache)
+    if isinstance(meta, FlashMLASchedMeta) and meta.have_initialized:
+        _compare(meta, arrays, causal, enable_batch_invariant)
     results = operations.decode(
         q,
         k_cache,
@@ -261,6 +262,14 @@ def _check_fp8_flag(is_fp8_kvcache, k_cache):
 def _shape(x, name):
     shape = getattr(x, "shape", None)
     return array(x, name).shape if shape is None else shape
+
+
+def _compare(meta, arrays, causal, batch_invariant):
+    """Refuses what contradicts a metadata object before anything is written."""
+    try:
+        _remember(meta, arrays, causal, batch_invariant)
+    except IndexError:
+        pass  # dimensions are missing: the call itself says which
 
 
 def _remember(meta, arrays, causal, batch_invariant, known=None):

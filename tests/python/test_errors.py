@@ -136,6 +136,16 @@ def test_nothing_is_written_on_failure(host_kit):
     assert case.q is not None
 
 
+def test_contradicted_metadata_writes_nothing(host_kit):
+    kit = host_kit
+    meta, _ = flash_mla.get_mla_metadata()
+    dense(kit, tile_scheduler_metadata=meta)
+    out, lse = kit.bf16(np.full((3, 2, 4, 512), 3.0)), kit.f32(np.full((3, 4, 2), 5.0))
+    with pytest.raises(AssertionError, match="tile_scheduler_metadata: causal is True"):
+        dense(kit, tile_scheduler_metadata=meta, causal=True, out=out, lse=lse)
+    assert (kit.value(out) == 3).all() and (kit.value(lse) == 5).all()
+
+
 def test_expanded_caches_are_refused(kit):
     """A stride of 0 would mean "contiguous" to the library; the caller means "the same memory"."""
     one = kit.bf16(np.ones((1, 16, 2, 576)))

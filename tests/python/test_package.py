@@ -114,6 +114,7 @@ def make_engine(folder, path, text):
                 "is_flashmla_sparse_supported",
             ],
         ),
+        ("sgl_kernel.flash_mla", ["flash_mla_with_kvcache", "get_mla_metadata"]),
         (
             "vllm.attention.ops.flashmla",
             ["flash_mla_sparse_prefill", "flash_mla_with_kvcache", "is_flashmla_supported"],

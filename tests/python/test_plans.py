@@ -54,6 +54,16 @@ def test_sparse_with_everything():
     assert kept() == 1
 
 
+def test_arguments_that_indices_make_void(monkeypatch):
+    case, run, results = SparseCase(kit, "v41", "v41-fp4"), _plans.Plan.run, []
+    monkeypatch.setattr(_plans.Plan, "run", lambda plan, arrays: results.append(run(plan, arrays)) or results[-1])
+    table, lengths = kit.i32(np.ones((2, 3))), kit.i32([1, 2])
+    for i in range(3):
+        got = flash_mla.flash_mla_with_kvcache(case.q, case.cache, table, lengths, 512, **case.keywords)
+        case.check(kit, *got)
+    assert kept() == 1 and len(results) == 2 and None not in results
+
+
 def test_what_makes_another_kind():
     case = DenseCase(kit)
     wanted = decode(case)
