@@ -13,6 +13,6 @@ cmake --build --preset cuda --target flashmla_cuda_resources
 if ! command -v cuobjdump >/dev/null; then
     tools=$PWD/build/disassembler
     [ -d "$tools" ] || { python3 -m venv "$tools" && "$tools/bin/pip" install -q nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm; } || true
-    PATH=$(find "$tools" -name cuobjdump -type f -printf '%h:' | head -1)$PATH
+    PATH=$(find "$tools" -name cuobjdump -type f -printf '%h:' -quit 2>/dev/null || true)$PATH
 fi
 find build/cuda/src/cuda -name '*.o' -path '*sm[89]0*' -print0 | xargs -0 python3 scripts/arrivals.py || [ $? -eq 77 ]

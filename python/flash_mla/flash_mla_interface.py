@@ -193,7 +193,7 @@ def flash_mla_with_kvcache(
         lse,
         keeper,
     )
-    if isinstance(meta, FlashMLASchedMeta):
+    if isinstance(meta, FlashMLASchedMeta) and not meta.have_initialized:
         _remember(meta, arrays, causal, enable_batch_invariant)
     return results
 

@@ -27,14 +27,20 @@ static const char *format_text(const test_case *c, char *text, size_t size)
     return text;
 }
 
+static cJSON *runs_json(double median, double least, double most, int32_t runs)
+{
+    cJSON *t = cJSON_CreateObject();
+    cJSON_AddNumberToObject(t, "median", median * 1e6);
+    cJSON_AddNumberToObject(t, "min", least * 1e6);
+    cJSON_AddNumberToObject(t, "max", most * 1e6);
+    cJSON_AddNumberToObject(t, "runs", runs);
+    return t;
+}
+
 static cJSON *time_json(const bench_rounds *measured)
 {
     const bench_time *time = &measured->time[measured->middle];
-    cJSON *t = cJSON_CreateObject();
-    cJSON_AddNumberToObject(t, "median", time->median * 1e6);
-    cJSON_AddNumberToObject(t, "min", time->least * 1e6);
-    cJSON_AddNumberToObject(t, "max", time->most * 1e6);
-    cJSON_AddNumberToObject(t, "runs", time->runs);
+    cJSON *t = runs_json(time->median, time->least, time->most, time->runs);
     if (measured->count > 1) {
         cJSON *medians = cJSON_AddArrayToObject(t, "rounds");
         for (int i = 0; i < measured->count; i++) {
@@ -50,11 +56,7 @@ static cJSON *time_json(const bench_rounds *measured)
 
 static cJSON *span_json(const bench_span *span)
 {
-    cJSON *s = cJSON_CreateObject();
-    cJSON_AddNumberToObject(s, "median", span->median * 1e6);
-    cJSON_AddNumberToObject(s, "min", span->least * 1e6);
-    cJSON_AddNumberToObject(s, "max", span->most * 1e6);
-    cJSON_AddNumberToObject(s, "runs", span->runs);
+    cJSON *s = runs_json(span->median, span->least, span->most, span->runs);
     cJSON *parts = cJSON_AddArrayToObject(s, "kernels");
     for (int i = 0; i < span->parts; i++) {
         const bench_part *part = &span->part[i];
