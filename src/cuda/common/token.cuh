@@ -106,6 +106,38 @@ static __device__ __forceinline__ bool scale_is_easy(float scale)
     return (bits & 0x807FFFFFu) == 0 && bits - (3u << 23) <= (131u << 23);
 }
 
+/* Bit 7 of each byte: the e4m3 code there is NaN. Other bits say nothing. */
+#define E4M3_NANS 0x80808080u
+static __device__ __forceinline__ uint32_t e4m3_nans(uint32_t codes)
+{
+    return (codes & 0x7F7F7F7Fu) + 0x01010101u;
+}
+
+/* Whether a scale with this exponent, signs of floats included, is out of the range of scale_is_easy. */
+static __device__ __forceinline__ bool exponent_is_hard(uint32_t exponent)
+{
+    return exponent - 3 > 131;
+}
+
+/* Scales as factors of spread codes, which are 2^120 too small: a power of two by its exponent, as a pair of bf16
+ * numbers; any float that is not hard, as its bits. */
+static __device__ __forceinline__ uint32_t factor_of_exponent(uint32_t exponent)
+{
+    return exponent * 0x00800080u + 120 * 0x00800080u;
+}
+
+static __device__ __forceinline__ uint32_t factor_of_float(uint32_t bits)
+{
+    return bits + (120u << 23);
+}
+
+/* An e4m3 scale, not NaN, as a pair of bf16 numbers: codes of e2m1 are spread as they are. */
+static __device__ __forceinline__ uint32_t factor_of_e4m3(uint32_t code)
+{
+    code = (code & 0x80) << 8 | (code & 0x7F) << 4;
+    return ptx_multiply_bf16x2(code | code << 16, 0x7B807B80u); /* 2^120 */
+}
+
 /* Four e4m3 codes, none of them NaN, as bf16 * 2^-120: sign to bit 15, the seven bits to bits 10..4. Codes are widened
  * to 16 bits with their sign first, so that one shift and one mask do both halves. */
 static __device__ __forceinline__ void spread_e4m3(uint32_t codes, uint32_t out[2])

@@ -94,23 +94,22 @@ static __device__ __forceinline__ bool expand_some(const fmlac_pool &pool, uint3
 #pragma unroll
     for (int t = 0; t < EACH; t++) {
         bool mine = (there >> t & 1) != 0 && j < pool.quant_dims;
-        uint32_t bad;                /* not 0: asks for another way */
-        if (KIND == STRAIGHT_E2M1) { /* an e4m3 number as bf16, by 2^120 */
+        uint32_t bad; /* not 0: asks for another way */
+        if (KIND == STRAIGHT_E2M1) {
             bad = (factor[t] & 0x7F) == 0x7F;
-            factor[t] = (factor[t] & 0x80) << 8 | (factor[t] & 0x7F) << 4;
-            factor[t] = ptx_multiply_bf16x2(factor[t] | factor[t] << 16, 0x7B807B80u);
+            factor[t] = factor_of_e4m3(factor[t]);
         } else { /* a power of two by its exponent; see scale_is_easy */
             uint32_t exponent = floats ? factor[t] >> 23 : factor[t] & 0xFF, nan = 0;
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                nan |= (codes[t][i] & 0x7F7F7F7Fu) + 0x01010101u;
+                nan |= e4m3_nans(codes[t][i]);
             }
-            bad = (nan & 0x80808080u) | (exponent - 3 > 131 ? 1u : 0u);
-            if (KIND == STRAIGHT_FLOATS) { /* codes are 2^120 too small */
-                factor[t] += 120u << 23;
+            bad = (nan & E4M3_NANS) | (exponent_is_hard(exponent) ? 1u : 0u);
+            if (KIND == STRAIGHT_FLOATS) {
+                factor[t] = factor_of_float(factor[t]);
             } else {
                 bad |= factor[t] & (floats ? 0x7FFFFFu : 0u);
-                factor[t] = (exponent + 120) * 0x00800080u;
+                factor[t] = factor_of_exponent(exponent);
             }
         }
         hard |= mine ? bad : 0;

@@ -63,9 +63,9 @@ static __device__ __forceinline__ bool codes_are_hard(const uint32_t codes[4], f
     uint32_t nan = 0;
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-        nan |= (codes[j] & 0x7F7F7F7Fu) + 0x01010101u;
+        nan |= e4m3_nans(codes[j]);
     }
-    return (nan & 0x80808080u) != 0 || !scale_is_easy(scale);
+    return (nan & E4M3_NANS) != 0 || !scale_is_easy(scale);
 }
 
 /* Codes (fp4: the first two words) that are not hard, times their scale as a pair of bf16 numbers (mixed: as a float),
@@ -162,7 +162,7 @@ template <int KIND> static __device__ __forceinline__ bool scales_are_hard(const
             far[i / 2] |= bits - (3u << 23) > (131u << 23) + 0x7FFFFFu;
             fraction[i / 2] |= MIXED ? 0 : bits;
         } else {
-            far[i / 2] |= bits - 3 > 131;
+            far[i / 2] |= exponent_is_hard(bits);
         }
     }
     bool hard = false;
@@ -186,25 +186,24 @@ static __device__ __forceinline__ bool expand_four(const four_codes &x, const ui
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         uint32_t bits = x.scale[i], factor, out[8];
-        if (FP4) { /* an e4m3 number as bf16, by 2^120 */
-            factor = (bits & 0x80) << 8 | (bits & 0x7F) << 4;
-            factor = ptx_multiply_bf16x2(factor | factor << 16, 0x7B807B80u);
+        if (FP4) {
+            factor = factor_of_e4m3(bits);
         } else if (MIXED) {
-            factor = bits + (120u << 23);
+            factor = factor_of_float(bits);
         } else if (F32) {
             factor = __byte_perm(bits, 0, 0x3232) + 120 * 0x00800080u;
         } else {
-            factor = bits * 0x00800080u + 120 * 0x00800080u;
+            factor = factor_of_exponent(bits);
         }
 #pragma unroll
         for (int j = 0; j < 4 && !FP4; j++) {
-            nan[i / 2] |= (x.codes[i][j] & 0x7F7F7F7Fu) + 0x01010101u;
+            nan[i / 2] |= e4m3_nans(x.codes[i][j]);
         }
         multiply_16_easy(FP4, MIXED, x.codes[i], factor, out);
         ptx_store_shared_128_if(i < 2 || last, to[i], out);
         ptx_store_shared_128_if(i < 2 || last, to[i] ^ 16, out + 4);
     }
-    return (nan[0] & 0x80808080u) != 0 || (last & ((nan[1] & 0x80808080u) != 0));
+    return (nan[0] & E4M3_NANS) != 0 || (last & ((nan[1] & E4M3_NANS) != 0));
 }
 
 /* Any codes and scales, the long way. Bit i of `used`: the lane has something to do in the i-th; of `there`: and its

@@ -72,23 +72,22 @@ static __device__ __forceinline__ bool expand_easy(uint32_t kind, const expand_l
     }
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        if (FP4) { /* an e4m3 number as bf16, by 2^120 */
+        if (FP4) {
             hard = hard || (factor[i] & 0x7F) == 0x7F;
-            factor[i] = (factor[i] & 0x80) << 8 | (factor[i] & 0x7F) << 4;
-            factor[i] = ptx_multiply_bf16x2(factor[i] | factor[i] << 16, 0x7B807B80u);
+            factor[i] = factor_of_e4m3(factor[i]);
             nan |= codes[i][0] | codes[i][1];
         } else {
             uint32_t exponent = F32 ? factor[i] >> 23 : factor[i];
-            hard = hard || exponent - 3 > 131 || (F32 && !MIXED && (factor[i] & 0x7FFFFF) != 0);
-            factor[i] = MIXED ? factor[i] + (120u << 23) : (exponent + 120) * 0x00800080u;
+            hard = hard || exponent_is_hard(exponent) || (F32 && !MIXED && (factor[i] & 0x7FFFFF) != 0);
+            factor[i] = MIXED ? factor_of_float(factor[i]) : factor_of_exponent(exponent);
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                nan |= (codes[i][j] & 0x7F7F7F7Fu) + 0x01010101u;
+                nan |= e4m3_nans(codes[i][j]);
             }
         }
     }
     /* The vote is over everything that was loaded, so that rows are not released before; a kind has no bit 31. */
-    hard = kind != 0 && (hard || (nan & (FP4 ? kind & 0x80000000u : 0x80808080u)) != 0);
+    hard = kind != 0 && (hard || (nan & (FP4 ? kind & 0x80000000u : E4M3_NANS)) != 0);
     if (__any_sync(0xFFFFFFFFu, hard)) {
         return false;
     }
