@@ -13,10 +13,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define D_QK 576
-#define D_V 512
-#define PAGE 64
-#define MAX_PAGES 1600 /* 102,400 tokens */
+#define D_QK       576
+#define D_V        512
+#define PAGE       64
+#define MAX_PAGES  1600 /* 102,400 tokens */
 #define POOL_PAGES 2048
 
 static int failures;
@@ -263,18 +263,26 @@ static void c063_padded_requests(fmla_context *context)
     discard(&s);
 }
 
+/* Few lists, and so many that blocks join their pieces by themselves. */
 static void c067_workspace_holds_garbage(fmla_context *context)
 {
-    setup s = make(context, 16, 1, 16, 0);
-    set_lengths(&s, (int32_t[16]){9000, 8000, 7000});
-    cudaGraphExec_t exec = capture(&s);
-    if (s.workspace) {
-        CUDA(cudaMemset(s.workspace, 0xFF, s.workspace_size));
-        CUDA(cudaDeviceSynchronize());
+    const int32_t batches[] = {16, 112};
+    for (size_t i = 0; i < sizeof batches / sizeof batches[0]; i++) {
+        int32_t lengths[112] = {9000, 8000, 7000};
+        for (int32_t j = 3; j < batches[i]; j++) {
+            lengths[j] = batches[i] > 16 ? 1500 + 37 * j : 0;
+        }
+        setup s = make(context, batches[i], 1, 16, 0);
+        set_lengths(&s, lengths);
+        cudaGraphExec_t exec = capture(&s);
+        if (s.workspace) {
+            CUDA(cudaMemset(s.workspace, 0xFF, s.workspace_size));
+            CUDA(cudaDeviceSynchronize());
+        }
+        compare(&s, exec, "C067: workspace filled with 0xFF");
+        CUDA(cudaGraphExecDestroy(exec));
+        discard(&s);
     }
-    compare(&s, exec, "C067: workspace filled with 0xFF");
-    CUDA(cudaGraphExecDestroy(exec));
-    discard(&s);
 }
 
 static void c060_graph_eager_graph(fmla_context *context)
@@ -304,12 +312,13 @@ static void c060_graph_eager_graph(fmla_context *context)
 /* Rings of barriers go round thousands of times, with blocks that meet each other at changing distances. */
 static void c078_long_runs(fmla_context *context)
 {
-    const int32_t topks[] = {0, 2048};
+    const int32_t topks[] = {0, 2048, 0}, batches[] = {5, 64, 70}, first_length[] = {100000, 2048, 1500};
+    const int32_t shorter[] = {17001, 31, 17};
     for (size_t i = 0; i < sizeof topks / sizeof topks[0]; i++) {
-        setup s = make(context, topks[i] ? 64 : 5, 2, 128, topks[i]);
-        int32_t lengths[64];
+        setup s = make(context, batches[i], 2, 128, topks[i]);
+        int32_t lengths[70];
         for (int32_t j = 0; j < s.batch; j++) {
-            lengths[j] = topks[i] ? topks[i] - 31 * j : 100000 - 17001 * j;
+            lengths[j] = first_length[i] - shorter[i] * j;
         }
         set_lengths(&s, lengths);
         if (topks[i]) {

@@ -117,6 +117,9 @@ typedef struct fmlac_cut {
     int32_t *starts;       /* workspace: units + 1 costs before each unit, cost of a part, tiles of a piece at least */
     float *partial;        /* workspace: blocks * 2 results of rows * d_pad floats */
     float *partial_scalar; /* blocks * 2 * rows pairs (lse in base 2, maximum) */
+    /* Workspace, a flag per block: who has a piece joins it with the others (sm90a/join.cuh), scalars are four a row.
+     * nullptr: the combine kernel does it. */
+    uint32_t *flags;
 } fmlac_cut;
 
 /* Units whose cut every block finds by itself. */

@@ -6,7 +6,7 @@
  * border falls into a unit, its list is cut there, rounded so that no piece is shorter than `least` tiles. A part has
  * at most two cut pieces, its first and its last, so block b's partial results go to places 2b (the unit began in an
  * earlier part) and 2b + 1 (it begins here). Everything follows from starts[], per and least (cut_view): no list of
- * pieces is written, and the combine kernel finds each piece by the same functions.
+ * pieces is written, and the combine kernel, or who joins pieces (sm90a/join.cuh), finds each by the same functions.
  *
  * Of few units every block, of the combine kernels too, finds costs and sums by itself, which is sooner done than
  * waited for; for many the plan kernel does it once.

@@ -18,6 +18,9 @@
 #ifndef FMLAC_JOIN_PS
 #define FMLAC_JOIN_PS 800 /* writing and reading a row of a partial result, in all multiprocessors, picoseconds */
 #endif
+#ifndef FMLAC_JOIN_LISTS
+#define FMLAC_JOIN_LISTS 2 /* parts for a list, at most, where blocks join the pieces of lists by themselves */
+#endif
 #ifndef FMLAC_WHOLE_TOKENS
 #define FMLAC_WHOLE_TOKENS 192 /* lists no longer than that are not cut */
 #endif
@@ -291,6 +294,13 @@ static void cut_work(const decision *d, fmlac_mqa *p)
     cut->whole = cut->parts == 0 && cut->columns == 1 && lists_equal(p);
 }
 
+/* Whether the pieces of a list are joined by the blocks that have them (sm90a/join.cuh): kernels that can, and so many
+ * lists that few have more than two or three pieces. */
+static bool blocks_join(const decision *d, const fmlac_mqa *p)
+{
+    return d->hopper && d->kernel->cluster == 0 && p->cut.units * FMLAC_JOIN_LISTS >= p->cut.parts;
+}
+
 /* Bytes of the schedule and of the partial results: bounds that do not shrink when a shape grows. */
 static size_t schedule_bytes(const fmlac_mqa *p)
 {
@@ -305,7 +315,13 @@ static size_t partial_bytes(const decision *d)
 
 static size_t scalar_bytes(const decision *d)
 {
-    return (size_t)d->slots * 2 * (size_t)d->kernel->rows * 2 * sizeof(float);
+    size_t each = d->hopper ? 4 : 2;
+    return (size_t)d->slots * 2 * (size_t)d->kernel->rows * each * sizeof(float);
+}
+
+static size_t flag_bytes(const decision *d)
+{
+    return d->hopper ? round_up((size_t)d->slots * sizeof(uint32_t), 256) : 0;
 }
 
 size_t fmlac_mqa_workspace(const void *state, const fmlai_mqa *from)
@@ -316,7 +332,7 @@ size_t fmlac_mqa_workspace(const void *state, const fmlai_mqa *from)
         return 0;
     }
     cut_work(&d, &p);
-    return schedule_bytes(&p) + partial_bytes(&d) + scalar_bytes(&d);
+    return schedule_bytes(&p) + partial_bytes(&d) + scalar_bytes(&d) + flag_bytes(&d);
 }
 
 static fmla_status run_any(const fmlac_state *state, const fmlac_mqa *p, const fmlai_call *call)
@@ -376,7 +392,11 @@ static fmla_status run_tiled(const fmlac_state *state, const decision *d, fmlac_
     p->cut.partial = (float *)(workspace + schedule_bytes(p));
     p->cut.partial_scalar = (float *)(workspace + schedule_bytes(p) + partial_bytes(d));
     attend.blocks = p->cut.parts * p->cut.columns;
-    attend.dependent = !p->cut.own;
+    if (blocks_join(d, p)) {
+        p->cut.flags = (uint32_t *)((uint8_t *)p->cut.partial_scalar + scalar_bytes(d));
+    }
+    bool planned = !p->cut.own || p->cut.flags;
+    attend.dependent = planned;
     bool many = p->cut.units > 0 && p->cut.parts >= MANY_PIECES * p->cut.units;
     fmlac_launch combine = {
         .kernel = many ? (const void *)fmlak_mqa_combine_many_sm80 : (const void *)fmlak_mqa_combine_sm80,
@@ -384,11 +404,11 @@ static fmla_status run_tiled(const fmlac_state *state, const decision *d, fmlac_
         .blocks = p->cut.columns * (many ? p->cut.units * p->tile_rows : p->cut.parts * (p->tile_rows / 8)),
         .threads = many ? 512 : 256,
         .dependent = true};
-    fmla_status status = p->cut.own ? FMLA_OK : fmlac_enqueue(state, call, &plan, p);
+    fmla_status status = planned ? fmlac_enqueue(state, call, &plan, p) : FMLA_OK;
     if (status == FMLA_OK) {
         status = enqueue_attention(state, d, &attend, p, call);
     }
-    return status == FMLA_OK ? fmlac_enqueue(state, call, &combine, p) : status;
+    return status == FMLA_OK && !p->cut.flags ? fmlac_enqueue(state, call, &combine, p) : status;
 }
 
 fmla_status fmlac_mqa_run(void *opaque, const fmlai_mqa *from, const fmlai_call *call)

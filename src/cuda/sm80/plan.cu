@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* plan.cu: costs of many units and their running sum, from lengths on the device; one block. See common/work.cuh. */
+/* plan.cu: costs of many units and their running sum, from lengths on the device, and flags to zero; one block. See
+ * common/work.cuh. */
 #define FMLAC_QUOTIENT_32 /* the host cuts nothing where numbers are long */
 
 #include "common/work.cuh"
@@ -42,6 +43,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fmlak_mqa_plan_sm80(con
     int32_t end = begin + each < units ? begin + each : units;
     int32_t cost = 0, total;
     ptx_grid_launch_dependents();
+    for (int32_t i = threadIdx.x; cut.flags && i < (int32_t)(cut.parts * cut.columns); i += THREADS) {
+        cut.flags[i] = 0;
+    }
+    if (cut.own) {
+        return;
+    }
     for (int32_t u = begin; u < end; u++) {
         int32_t own = unit_cost(&p, u);
         cut.starts[u] = own;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * output.cuh: the epilogue: row sums, lse, maximum, sink, and the output straight from registers, or a partial result
- * for the combine kernel.
+ * for the combine kernel or for another block (join.cuh).
  */
 #ifndef FLASHMLA_CUDA_SM90A_OUTPUT_CUH
 #define FLASHMLA_CUDA_SM90A_OUTPUT_CUH
 
-#include "softmax.cuh"
+#include "join.cuh"
 
 #define OUT_COLUMNS 512
 
@@ -219,8 +219,8 @@ static __device__ __forceinline__ void fetch_sinks(const fmlac_mqa &p, const pie
 /* Group 0, the leader, has sums and references; a group has half of the output dims. Ends a piece: Q's place is free
  * after the barrier in here. */
 template <int BLOCKS>
-static __device__ __forceinline__ void store_rows(const fmlac_mqa &p, const piece &c, const float o[128],
-                                                  softmax_rows &rows, plan<BLOCKS> *m, int group, int half)
+static __device__ __forceinline__ void store_rows(const fmlac_mqa &p, const piece &c, float o[128], softmax_rows &rows,
+                                                  plan<BLOCKS> *m, int group, int half)
 {
     int thread = (int)ptx_thread(), row = thread % 128 / 32 * 16 + thread % 32 / 4, q = thread % 4; /* read anew */
     if (group == 0) {
@@ -234,6 +234,9 @@ static __device__ __forceinline__ void store_rows(const fmlac_mqa &p, const piec
         }
     }
     ptx_barrier_sync(BARRIER_MMA, 256);
+    if (uniform(c.pieces) > 1 && !join_pieces(p.cut, c, o, m, half)) {
+        return;
+    }
     if (thread < ROWS) {
         store_scalars(p, c, ROWS, thread, m->last[thread], m->max[thread], m->sum[thread]);
     }

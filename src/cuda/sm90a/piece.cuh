@@ -30,7 +30,10 @@
 
 typedef struct piece {
     fmlac_work work;
-    int64_t place;      /* of the partial result, -1: the piece is a whole list */
+    int64_t place;      /* of the partial result; -1: the piece is a whole list, or joined with the others */
+    int32_t pieces;     /* of the list, joined by who has them (join.cuh) */
+    int32_t index;      /* of this one among them */
+    int32_t head;       /* block that has the first */
     int32_t begin, end; /* token tiles: positions TOKENS * begin and on of the list */
     int32_t there;      /* 0: no more pieces */
     int32_t all_see;    /* tokens that every row sees; INT32_MAX for index lists */
@@ -200,11 +203,32 @@ static __device__ __forceinline__ void piece_write(const fmlac_mqa &p, const fml
     if (lane == 0) {
         to->work = w;
         to->place = place;
+        to->pieces = 1;
         to->begin = begin < (int32_t)w.tiles ? begin : (int32_t)w.tiles;
         to->end = end < (int32_t)w.tiles ? end : (int32_t)w.tiles;
         to->all_see = all_see;
         place_token(p, to, w.first);
     }
+}
+
+/* The pieces of a unit that is cut, of which this block's is one. */
+static __device__ __forceinline__ void find_pieces(const fmlac_cut &cut, const piece_walk *walk, int64_t unit,
+                                                   piece *to)
+{
+    int32_t start = walk->cut.starts[unit], tiles = walk->cut.starts[unit + 1] - start - cut.overhead;
+    int32_t index = 0, pieces;
+#pragma unroll 1
+    for (int32_t at = walk->low; cut_at(&cut, walk->cut, start, tiles, at) > 0; at -= walk->cut.per) {
+        index++;
+    }
+    pieces = index + 1;
+#pragma unroll 1
+    for (int32_t at = walk->high; cut_at(&cut, walk->cut, start, tiles, at) < tiles; at += walk->cut.per) {
+        pieces++;
+    }
+    to->index = index;
+    to->pieces = pieces;
+    to->head = walk->worker - index * (int32_t)cut.columns;
 }
 
 /* The next piece of a call that is `whole`: much less to do, and so to fetch, before the first tokens set out. */
@@ -217,6 +241,7 @@ static __device__ __forceinline__ void walk_whole(const fmlac_mqa &p, piece_walk
         fmlac_work w = whole_work(p, unit);
         to->work = w;
         to->place = -1;
+        to->pieces = 1;
         to->begin = 0;
         to->end = (int32_t)w.tiles;
         to->all_see = INT32_MAX;
@@ -260,8 +285,12 @@ static __device__ __forceinline__ void walk_next(const fmlac_mqa &p, piece_walk 
         there = !empty && w.rows > 0;
         if (there) {
             work_count(&p, &w);
-            piece_write(p, w, begin, end, whole ? -1 : walk->worker * 2 + (begin == 0), to, lane);
+            bool partial = !whole && !cut.flags;
+            piece_write(p, w, begin, end, partial ? walk->worker * 2 + (begin == 0) : -1, to, lane);
             if (lane == 0) {
+                if (!whole && cut.flags) {
+                    find_pieces(cut, walk, at, to);
+                }
                 to->early = walk->guess == (int32_t)w.first;
                 walk->guess = -1;
             }

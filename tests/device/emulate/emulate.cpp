@@ -173,14 +173,19 @@ static int wake_yielded(void)
     return woken;
 }
 
+static uint32_t random_number(void)
+{
+    seed = seed * 1664525u + 1013904223u;
+    return seed >> 16;
+}
+
 static void run_block(void)
 {
     int idle = 0; /* rounds in which fibres only looked */
     int count = (thread_count + 31) / 32;
     for (;;) {
         bool moved = false, done = true;
-        seed = seed * 1664525u + 1013904223u;
-        int first = (int)(seed >> 16) % count;
+        int first = (int)random_number() % count;
         for (int i = 0; i < count; i++) {
             moved = run_warp((first + i) % count) || moved;
         }
@@ -548,6 +553,26 @@ static void call_kernel(void)
     }
 }
 
+static void run_cluster(unsigned first, emu_index grid, emu_index block, unsigned cluster, size_t shared_bytes)
+{
+    emu_hopper_begin();
+    memset(block_barriers, 0, sizeof block_barriers);
+    for (unsigned i = 0; i < (unsigned)thread_count; i++) {
+        fibre *f = &fibres[i];
+        f->index.thread = {i % block.x, 0, 0};
+        f->index.block = {first + i / block.x, 0, 0};
+        f->index.block_dim = block;
+        f->index.grid_dim = grid;
+        make(f);
+    }
+    for (unsigned i = 0; i < cluster; i++) {
+        memset(shared[i], 0xFF, shared_bytes);
+    }
+    memset(warps, 0, sizeof warps);
+    run_block();
+}
+
+/* Blocks run one after another, from any of them on, forwards or backwards: whoever counts on an order is found. */
 extern "C" void emu_launch(const void *function, const void *params, bool large, emu_index grid, emu_index block,
                            unsigned cluster, size_t shared_bytes)
 {
@@ -559,21 +584,9 @@ extern "C" void emu_launch(const void *function, const void *params, bool large,
     entry = call_kernel;
     block_threads = (int)block.x;
     thread_count = block_threads * (int)cluster;
-    for (unsigned b = 0; b < grid.x; b += cluster) {
-        emu_hopper_begin();
-        memset(block_barriers, 0, sizeof block_barriers);
-        for (unsigned i = 0; i < (unsigned)thread_count; i++) {
-            fibre *f = &fibres[i];
-            f->index.thread = {i % block.x, 0, 0};
-            f->index.block = {b + i / block.x, 0, 0};
-            f->index.block_dim = block;
-            f->index.grid_dim = grid;
-            make(f);
-        }
-        for (unsigned i = 0; i < cluster; i++) {
-            memset(shared[i], 0xFF, shared_bytes);
-        }
-        memset(warps, 0, sizeof warps);
-        run_block();
+    unsigned count = grid.x / cluster, begin = random_number() % count;
+    bool backwards = random_number() % 2;
+    for (unsigned i = 0; i < count; i++) {
+        run_cluster((begin + (backwards ? count - i : i)) % count * cluster, grid, block, cluster, shared_bytes);
     }
 }

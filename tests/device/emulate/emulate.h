@@ -95,6 +95,10 @@ static inline float __fmul_rn(float a, float b)
 {
     return a * b;
 }
+static inline float __fadd_rn(float a, float b)
+{
+    return a + b;
+}
 static inline float __fdiv_rn(float a, float b)
 {
     return a / b;
