@@ -138,14 +138,37 @@ static int slots_of(const fmlac_kernel *k, bool quantised)
     return k->rows != 64 || k->shared_kib != 227 ? 0 : quantised ? 3 : 2;
 }
 
+/* The kernels for quantised tokens, or for others. */
+static const fmlac_kernel *table_of(bool quantised, size_t *count)
+{
+    *count = quantised ? sizeof code_kernels / sizeof *code_kernels : sizeof kernels / sizeof *kernels;
+    return quantised ? code_kernels : kernels;
+}
+
+/* Whether the other table has a kernel with the same tiles: then both give the same bits for the same numbers. */
+static bool has_twin(const fmlac_state *state, const fmlac_kernel *k, bool quantised)
+{
+    size_t count;
+    const fmlac_kernel *table = table_of(!quantised, &count);
+    for (const fmlac_kernel *other = table; other < table + count; other++) {
+        if (other->dtype == k->dtype && other->rows == k->rows && other->tokens == k->tokens &&
+            other->shared_kib * 1024 <= state->shared_block) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The fused operations: decode on quantised tokens equals prefill on those tokens in bf16. */
 static const fmlac_kernel *choose(const fmlac_state *state, const fmlac_mqa *p, int64_t rows)
 {
     const fmlac_kernel *best = NULL;
-    const fmlac_kernel *table = p->quantised ? code_kernels : kernels;
-    size_t count = p->quantised ? sizeof code_kernels / sizeof *table : sizeof kernels / sizeof *table;
+    size_t count;
+    const fmlac_kernel *table = table_of(p->quantised, &count);
     for (const fmlac_kernel *k = table; k < table + count; k++) {
         if ((int)k->dtype != p->q.dtype || k->shared_kib * 1024 > state->shared_block ||
-            places_of(k, p, 2).bytes > state->shared_block) {
+            places_of(k, p, 2).bytes > state->shared_block ||
+            (p->fused.enabled && !has_twin(state, k, p->quantised))) {
             continue;
         }
         if (!best || (best->rows < rows && k->rows > best->rows)) {

@@ -407,11 +407,15 @@ static void fused_corners(case_list *list, fmla_operation op)
         "s_q=2,topk=2300,s_kv=2400,h_q=4,data=1,again=1",
         "s_q=7,topk=90,s_kv=100,h_q=32,plain_q=1,neox=1,sink=1,lengths=1,again=10",
         "s_q=7,topk=90,s_kv=100,h_q=32,plain_q=1,group=8,again=16,repeated=1",
+        "s_q=2,topk=166,s_kv=170,h_q=64,norm=1,again=32", /* decode as prefill does it, from codes */
     };
     for (int i = 0; i < COUNT(texts); i++) {
         char text[256];
         snprintf(text, sizeof text, "%s%s", op == FMLA_OP_FUSED_DECODE ? "format=v41," : "", texts[i]);
         cases_add_text(list, op, text);
+    }
+    if (op == FMLA_OP_FUSED_DECODE) {
+        cases_add_text(list, op, "format=v4,extra=v4,topk=66,s_kv=70,e_topk=50,e_kv=90,h_q=128,again=32");
     }
 }
 
