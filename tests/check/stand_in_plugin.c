@@ -9,6 +9,7 @@
  *   guard           writes in front of out
  *   gap             writes behind a row of out, where padded strides leave room
  *   bits            gives another bit in the second call
+ *   end             ends the process in the second call
  */
 #include <stdlib.h>
 #include <string.h>
@@ -32,6 +33,8 @@ static void misbehave(const char *fault, const fmlai_mqa *p)
         out[2 * p->d_v] ^= 1;
     } else if (strcmp(fault, "bits") == 0 && calls == 2) {
         out[0] ^= 1;
+    } else if (strcmp(fault, "end") == 0 && calls == 2) {
+        _Exit(3);
     }
 }
 

@@ -34,6 +34,15 @@ class Check(ProgramTest):
             share = self.good(*command, "--share", f"{k}/16").split()
             self.assertIn(sum(case in dear for case in share), (0, 1, 2), f"share {k}")
 
+    def test_processes_share_the_cases(self):
+        alone, shared = self.folder / "alone.json", self.folder / "shared.json"
+        command = ["check", "--operation", "dequantize", "--isa", "scalar"]
+        last = self.good(*command, "--json", alone).splitlines()[-1]
+        self.assertEqual(self.good(*command, "--json", shared, "--jobs", 3).splitlines()[-1], last)
+        cases = [[(case["case"], case["verdict"]) for case in json.loads(path.read_text())["cases"]]
+                 for path in (alone, shared)]
+        self.assertEqual(*cases)
+
     def test_a_machine_without_the_device_may_be_skipped(self):
         done = run("check", "--operation", "merge", "--backend", "cuda", "--may-skip")
         self.assertIn(done.returncode, (0, 77))
@@ -47,6 +56,12 @@ class Check(ProgramTest):
             ("--isa", ["--isa", "sse"]),
             ("--share: '3/2'", ["--share", "3/2"]),
             ("--share: 'half'", ["--share", "half"]),
+            ("--jobs: 0", ["--jobs", "0"]),
+            ("--may-skip: without --jobs", ["--jobs", "2", "--may-skip"]),
+            ("--sets: for --backend cuda", ["--sets", "portable"]),
+            ("--kernels: 'wide'", ["--backend", "cuda", "--sets", "portable,wide"]),
+            ("--profile: 98", ["--backend", "cuda", "--sets", "98"]),
+            ("--sets: at most 8", ["--backend", "cuda", "--sets", ",".join(["best"] * 9)]),
         ):
             with self.subTest(arguments):
                 self.bad(pattern, "check", *arguments)

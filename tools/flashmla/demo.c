@@ -109,7 +109,7 @@ static int run_row(checker *k, bench_device *device, const test_case *c, double 
         return CLI_ERROR;
     }
     memset(&k->last, 0, sizeof k->last);
-    result->verdict = case_is_mqa(c) ? check_attention_outputs(k, &p) : check_mha_outputs(k, &p);
+    result->verdict = case_is_mqa(c) ? check_attention_outputs(k, &p, NULL) : check_mha_outputs(k, &p);
     result->max_error = k->last.max_error;
     result->relative = k->last.reference_squares > 0 ? sqrt(k->last.error_squares / k->last.reference_squares) : 0;
     result->cosine = compare_cosine(&k->last);
@@ -212,19 +212,14 @@ static int find_limits(checker *k, bench_device **device, bench_limit *limit)
 
 static int run_demo(const cli_options *options)
 {
-    checker *k = xcalloc(1, sizeof *k);
+    checker *k = NULL;
     bench_device *device = NULL;
     bench_limit limit = {0};
     cJSON *list = cJSON_CreateArray();
     double start = bench_now(), peak = 0, best = 0;
-    int wrong = 0, status = engine_open_host(&k->oracle, FMLA_DEVICE_ORACLE, FMLA_ISA_AUTO, 1);
-    if (status == CLI_OK) {
-        status = engine_open(&k->engine, options);
-    }
+    int wrong = 0, status = checker_open(&k, options, 1, 6e7);
     int64_t heads = 128;
     if (status == CLI_OK) {
-        k->class = class_of(k->engine.context);
-        k->budget = 6e7;
         status = find_limits(k, &device, &limit);
         fmla_isa isa = fmla_context_isa(k->engine.context);
         peak = bench_compute_limit(&limit, isa);
@@ -263,9 +258,7 @@ static int run_demo(const cli_options *options)
     }
     cJSON_Delete(list);
     bench_device_close(device);
-    engine_close(&k->engine);
-    engine_close(&k->oracle);
-    free(k);
+    checker_close(k);
     return status == CLI_OK && wrong > 0 ? CLI_FAILED : status;
 }
 

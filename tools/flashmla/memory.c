@@ -4,36 +4,68 @@
  * caller; for CUDA the program asks the driver, found at run time, so that it starts on machines that have
  * none.
  */
-#include "program.h"
+#include "device.h"
 
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* The driver functions that are needed, by their documented signatures (CUresult and CUdevice are ints). */
-typedef struct cuda_driver {
-    void *library;
-    int (*init)(unsigned flags);
-    int (*device_get)(int *device, int ordinal);
-    int (*primary_retain)(void **context, int device);
-    int (*primary_release)(int device);
-    int (*set_current)(void *context);
-    int (*synchronize)(void);
-    int (*alloc)(uintptr_t *pointer, size_t size);
-    int (*release)(uintptr_t pointer);
-    int (*to_device)(uintptr_t target, const void *source, size_t size);
-    int (*to_host)(void *target, uintptr_t source, size_t size);
-    int (*fill)(uintptr_t target, unsigned char byte, size_t size);
-    int device;
-} cuda_driver;
-
 struct cli_memory {
     bool host;
+    bool pooled; /* blocks are cut from the pool, and there is nothing to release */
     cuda_driver cuda;
     void **blocks;
     size_t count;
     size_t capacity;
 };
+
+#define POOL_UNIT ((size_t)64 << 20)
+#define CHUNKS    64
+
+/* Device memory that is used again: asking the driver for some, and giving it back, holds up every process that uses
+ * the device. One memory at a time has it. */
+static struct {
+    bool on, taken;
+    uintptr_t chunks[CHUNKS];
+    size_t sizes[CHUNKS];
+    size_t count, used; /* bytes of the last chunk */
+    size_t wanted;      /* bytes that one chunk should have had */
+    bool forget;        /* when it is next taken, the chunks go back first */
+} pool;
+
+static int pool_new(cuda_driver *cuda, size_t size, uintptr_t *pointer)
+{
+    size_t rounded = (size + 255) & ~(size_t)255;
+
+    if (pool.count == 0 || pool.used + rounded > pool.sizes[pool.count - 1]) {
+        size_t chunk = pool.count == 0 && pool.wanted > rounded ? pool.wanted : rounded;
+        chunk = (chunk + POOL_UNIT - 1) / POOL_UNIT * POOL_UNIT;
+        if (pool.count == CHUNKS || cuda->alloc(&pool.chunks[pool.count], chunk) != 0) {
+            return 1;
+        }
+        pool.sizes[pool.count++] = chunk;
+        pool.used = 0;
+    }
+    *pointer = pool.chunks[pool.count - 1] + pool.used;
+    pool.used += rounded;
+    return 0;
+}
+
+static void pool_release(const cuda_driver *cuda)
+{
+    pool.wanted = 0;
+    for (size_t i = 0; i < pool.count; i++) {
+        pool.wanted += pool.sizes[i];
+        cuda->release(pool.chunks[i]);
+    }
+    pool.count = 0;
+}
+
+void cli_memory_pool(bool on, bool forget)
+{
+    pool.on = on;
+    pool.forget = forget;
+}
 
 /* A function pointer out of dlsym, by way of memcpy: ISO C has no cast between the two kinds of pointer. */
 static bool load(cuda_driver *cuda, const char *name, void *slot)
@@ -73,6 +105,11 @@ static int open_cuda(cuda_driver *cuda, int32_t device_index)
         dlclose(cuda->library);
         return cli_error("the CUDA driver does not open device %d", (int)device_index);
     }
+    cuda->context = context;
+    if (!load(cuda, "cuModuleLoadData", &cuda->module_load) ||
+        !load(cuda, "cuModuleGetFunction", &cuda->module_function) || !load(cuda, "cuLaunchKernel", &cuda->launch)) {
+        cuda->module_load = NULL;
+    }
     return CLI_OK;
 }
 
@@ -88,6 +125,16 @@ int cli_memory_open(const fmla_context *context, int32_t device_index, cli_memor
     if (!m->host && open_cuda(&m->cuda, device_index) != CLI_OK) {
         free(m);
         return CLI_ERROR;
+    }
+    m->pooled = !m->host && pool.on && !pool.taken;
+    if (m->pooled) {
+        pool.taken = true;
+        if (pool.forget || pool.count > 1) {
+            pool_release(&m->cuda);
+        }
+        pool.wanted = pool.forget ? 0 : pool.wanted;
+        pool.used = 0;
+        pool.forget = false;
     }
     *memory = m;
     return CLI_OK;
@@ -107,9 +154,10 @@ void cli_memory_close(cli_memory *memory)
     if (memory == NULL) {
         return;
     }
-    for (size_t i = 0; i < memory->count; i++) {
+    for (size_t i = 0; i < memory->count && !memory->pooled; i++) {
         release_block(memory, memory->blocks[i]);
     }
+    pool.taken = pool.taken && !memory->pooled;
     if (!memory->host) {
         memory->cuda.primary_release(memory->cuda.device);
         dlclose(memory->cuda.library);
@@ -138,7 +186,9 @@ void *cli_memory_new(cli_memory *memory, size_t size)
             block = aligned_alloc(64, rounded);
         } else {
             uintptr_t pointer = 0;
-            block = memory->cuda.alloc(&pointer, rounded) == 0 ? (void *)pointer : NULL;
+            int code = memory->pooled ? pool_new(&memory->cuda, rounded, &pointer)
+                                      : memory->cuda.alloc(&pointer, rounded);
+            block = code == 0 ? (void *)pointer : NULL;
         }
     }
     if (block == NULL) {
@@ -198,4 +248,9 @@ int cli_memory_synchronize(cli_memory *memory)
 bool cli_memory_is_host(const cli_memory *memory)
 {
     return memory->host;
+}
+
+cuda_driver *cli_memory_cuda(cli_memory *memory)
+{
+    return memory->host ? NULL : &memory->cuda;
 }

@@ -231,6 +231,16 @@ static int parse_profile(cli_options *options, const char *text)
     return result;
 }
 
+int cli_take_set(cli_options *options, const char *name)
+{
+    options->profile = 0;
+    if (name[0] >= '0' && name[0] <= '9') {
+        options->kernels = 0;
+        return parse_profile(options, name) == CLI_OK ? parse_kernels(options, "portable") : CLI_ERROR;
+    }
+    return parse_kernels(options, name);
+}
+
 void cli_replay_options(const cli_options *options, char *text, size_t size)
 {
     size_t used = 0;

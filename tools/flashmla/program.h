@@ -124,6 +124,10 @@ int cli_take_options(int argc, char **argv, const struct option *table, const ch
 /* Takes a shared option; as cli_taker with cli_options for its user. */
 int cli_option(void *options, int option, const char *argument);
 
+/* A choice of kernels by its name in a list of --sets: a name of --kernels, or a number of --profile for the portable
+ * ones. As cli_option. */
+int cli_take_set(cli_options *options, const char *name);
+
 /* The options that repeat a choice of backend and kernels, each with a blank before it; 128 characters suffice. */
 void cli_replay_options(const cli_options *options, char *text, size_t size);
 /* best, portable or hopper. */
@@ -152,12 +156,23 @@ typedef struct cli_memory cli_memory;
 /* CLI_OK, or CLI_ERROR with the message printed. */
 int cli_memory_open(const fmla_context *context, int32_t device_index, cli_memory **memory);
 void cli_memory_close(cli_memory *memory);
+/* Whether memories that are opened from now on, on a device, cut their blocks from chunks that stay with the process
+ * (without a guard's room between them, so not under a tool that looks for accesses out of bounds). forget: the chunks
+ * so far go back to the device when the next memory is opened. */
+void cli_memory_pool(bool on, bool forget);
 /* NULL with the message printed when there is not enough. size 0 gives a valid block. */
 void *cli_memory_new(cli_memory *memory, size_t size);
 /* Copies and fills wait for earlier work of the default stream. CLI_OK or CLI_ERROR (message printed). */
 int cli_memory_upload(cli_memory *memory, void *block, const void *source, size_t size);
 int cli_memory_fill(cli_memory *memory, void *block, uint8_t byte, size_t size);
 int cli_memory_download(cli_memory *memory, void *target, const void *block, size_t size);
+/* Numbers that tell whether `size` bytes, rounded down to 8, of device memory at a multiple of 8 have changed: each
+ * call of cli_memory_hash has the device compute one, into a slot that was not used before, and does not wait. CLI_OK,
+ * CLI_ERROR (printed), or CLI_DONE: host memory, no such slot, or the driver cannot compute it. cli_memory_hashes waits
+ * and gets them all, once there was one. */
+#define CLI_HASHES 256
+int cli_memory_hash(cli_memory *memory, const void *block, size_t size, int slot);
+int cli_memory_hashes(cli_memory *memory, uint64_t hashes[CLI_HASHES]);
 /* Waits for all work of the default stream, as a timer needs it. */
 int cli_memory_synchronize(cli_memory *memory);
 bool cli_memory_is_host(const cli_memory *memory);

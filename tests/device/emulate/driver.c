@@ -40,6 +40,11 @@ int cuEventRecord(void *event, void *stream);
 int cuEventElapsedTime(float *milliseconds, void *from, void *to);
 int cuEventDestroy_v2(void *event);
 
+int cuModuleLoadData(void **module, const void *text);
+int cuModuleGetFunction(void **function, void *module, const char *name);
+int cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                   unsigned block_y, unsigned block_z, unsigned shared, void *stream, void **arguments, void **extra);
+
 static char handle; /* what streams and graphs point at */
 
 int cuInit(unsigned flags)
@@ -193,4 +198,29 @@ int cuEventDestroy_v2(void *event)
 {
     free(event);
     return 0;
+}
+
+/* The one kernel that the program brings as text: a number that depends on every word of a block and its place. */
+int cuModuleLoadData(void **module, const void *text)
+{
+    *module = &handle;
+    return strstr(text, ".entry hash(") == NULL || getenv("FLASHMLA_DRIVER_WITHOUT_MODULES") != NULL;
+}
+
+int cuModuleGetFunction(void **function, void *module, const char *name)
+{
+    *function = module;
+    return strcmp(name, "hash") != 0;
+}
+
+int cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                   unsigned block_y, unsigned block_z, unsigned shared, void *stream, void **arguments, void **extra)
+{
+    const uint64_t *words = *(const uint64_t **)arguments[0];
+    uint64_t count = *(uint64_t *)arguments[1], *result = *(uint64_t **)arguments[2], factor = 1;
+    for (uint64_t i = 0; i < count; i++, factor = factor * 0x9E3779B97F4A7C15u + 2) {
+        *result += words[i] * factor; /* an odd one: no change of a word is lost */
+    }
+    return function != &handle || grid_x * grid_y * grid_z * block_x * block_y * block_z == 0 || shared != 0 ||
+           stream != NULL || extra != NULL;
 }

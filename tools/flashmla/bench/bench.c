@@ -360,16 +360,6 @@ static int write_json(const bench_options *o, const station *stations, int count
     return cli_write_json(o->json, root);
 }
 
-/* A choice of kernels by its name in --sets. */
-static int parse_set(cli_options *options, const char *name)
-{
-    if (name[0] >= '0' && name[0] <= '9') {
-        int status = cli_option(options, CLI_OPTION_KERNELS, "portable");
-        return status == CLI_OK ? cli_option(options, CLI_OPTION_PROFILE, name) : status;
-    }
-    return cli_option(options, CLI_OPTION_KERNELS, name);
-}
-
 /* A station for each choice of kernels; without --sets the one that --kernels and --profile make. */
 static int open_sets(const bench_options *o, station *stations, int *count)
 {
@@ -384,7 +374,7 @@ static int open_sets(const bench_options *o, station *stations, int *count)
         if (*count == STATIONS_MAX) {
             return cli_error("--sets: at most %d", STATIONS_MAX);
         }
-        status = o->sets ? parse_set(&options, name) : CLI_OK;
+        status = o->sets ? cli_take_set(&options, name) : CLI_OK;
         status = status == CLI_OK ? engine_open(&s->engine, &options) : status;
         if (status != CLI_OK) {
             return status;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * again.c: the same problem in other clothes must give the same bits: other numbers of threads, every request
- * alone, requests in another order, more invalid slots, other pages. Each way builds args from the problem's own, runs,
- * and looks at the problem's outputs, which are where they were.
+ * alone, requests in another order, more invalid slots, other pages. Each way builds args from the problem's own, runs
+ * them with every choice that has passed so far, and looks at the problem's outputs, which are where they were.
  */
 
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 #include "check/check.h"
 #include "problem/numbers.h"
 
-static verdict again_threads(checker *k, problem *p, const uint8_t *results)
+verdict check_again_threads(checker *k, problem *p, const uint8_t *results)
 {
     any_args args;
     problem_args(p, &args);
@@ -28,6 +28,13 @@ static verdict again_threads(checker *k, problem *p, const uint8_t *results)
         v = check_run_same(k, &k->others[i], p, &args, results, how);
     }
     return v;
+}
+
+static void all_same(checker *k, problem *p, const any_args *args, const char *how)
+{
+    for (int i = -1; check_next(k, &i);) {
+        check_note(k, check_run_same(k, &k->engine, p, args, k->choice->results, how));
+    }
 }
 
 /* rows first..first+n-1 of dimension d. */
@@ -192,8 +199,33 @@ static fmla_tensor reorder(memory *m, const fmla_tensor *t, int32_t d, const int
     return copy;
 }
 
+static verdict run_order(checker *k, problem *p, const any_args *a, const fmla_tensor *results_there,
+                         const int64_t *order, int64_t n)
+{
+    const fmla_tensor *home[] = {&p->out, &p->lse, &p->max_logits};
+    const fmla_tensor *outputs[] = {home[0], home[1], home[2], &results_there[0], &results_there[1], &results_there[2]};
+    for (int i = 3; i < 6; i++) {
+        memory_fill(&p->mem, outputs[i]->data, POISON_BYTE);
+    }
+    engine_keep(&k->engine, &p->mem, outputs, 6);
+    fmla_status status = engine_run(&k->engine, &p->mem, (fmla_operation)p->c.op, a);
+    for (int i = 0; i < 3; i++) {
+        fmla_tensor from = results_there[i], to = *home[i];
+        from.shape[0] = to.shape[0] = 1;
+        for (int64_t j = 0; j < n; j++) {
+            int64_t element = (int64_t)fmla_dtype_size((fmla_dtype)from.dtype);
+            from.data = (char *)results_there[i].data + j * from.stride[0] * element;
+            to.data = (char *)home[i]->data + order[j] * to.stride[0] * element;
+            tensor_copy(&to, &from);
+        }
+    }
+    const char *how = "requests in another order";
+    return status == FMLA_OK ? compare_outputs(k, p, k->choice->results, how)
+                             : check_status(k, &k->engine, status, how);
+}
+
 /* Decode and prefill only; requests (prefill: query tokens) backwards and interleaved. */
-static verdict again_order(checker *k, problem *p, const uint8_t *results)
+static void again_order(checker *k, problem *p)
 {
     any_args a;
     rng r;
@@ -219,25 +251,10 @@ static verdict again_order(checker *k, problem *p, const uint8_t *results)
         fmla_tensor *t = prefill ? out_prefill[i] : out_decode[i];
         *t = results_there[i] = memory_tensor(&p->mem, (fmla_dtype)t->dtype, t->rank, t->shape, 0, POISON_BYTE);
     }
-    const fmla_tensor *home[] = {&p->out, &p->lse, &p->max_logits};
-    const fmla_tensor *outputs[] = {home[0], home[1], home[2], &results_there[0], &results_there[1], &results_there[2]};
-    engine_keep(&k->engine, &p->mem, outputs, 6);
-    fmla_status status = engine_run(&k->engine, &p->mem, (fmla_operation)p->c.op, &a);
-    for (int i = 0; i < 3; i++) {
-        fmla_tensor from = results_there[i], to = *home[i];
-        from.shape[0] = to.shape[0] = 1;
-        for (int64_t j = 0; j < n; j++) {
-            int64_t element = (int64_t)fmla_dtype_size((fmla_dtype)from.dtype);
-            from.data = (char *)results_there[i].data + j * from.stride[0] * element;
-            to.data = (char *)home[i]->data + order[j] * to.stride[0] * element;
-            tensor_copy(&to, &from);
-        }
+    for (int i = -1; check_next(k, &i);) {
+        check_note(k, run_order(k, p, &a, results_there, order, n));
     }
     free(order);
-    if (status != FMLA_OK) {
-        return check_status(k, &k->engine, status, "requests in another order");
-    }
-    return compare_outputs(k, p, results, "requests in another order");
 }
 
 static fmla_tensor longer_rows(problem *p, const fmla_tensor *t)
@@ -286,7 +303,7 @@ static void use_scopes(const problem *p, any_args *a, const scope *s, const scop
     }
 }
 
-static verdict again_tail(checker *k, problem *p, const uint8_t *results)
+static void again_tail(checker *k, problem *p)
 {
     any_args a;
     scope s = p->main, extra = p->extra;
@@ -302,10 +319,10 @@ static verdict again_tail(checker *k, problem *p, const uint8_t *results)
     } else if (p->c.op == FMLA_OP_FUSED_PREFILL) {
         a.fused_prefill.kv = kv;
     }
-    return check_run_same(k, &k->engine, p, &a, results, "more invalid slots behind the index rows");
+    all_same(k, p, &a, "more invalid slots behind the index rows");
 }
 
-static verdict again_pages(checker *k, problem *p, const uint8_t *results)
+static void again_pages(checker *k, problem *p)
 {
     static const int64_t pages[] = {1, 3, 16, 31, 64, 67, 256};
     static const uint8_t fills[] = {0x00, 0x7F, 0xFF};
@@ -324,12 +341,11 @@ static verdict again_pages(checker *k, problem *p, const uint8_t *results)
     char how[100];
     snprintf(how, sizeof how, "pages of %d tokens in another order, bytes 0x%02X where nothing may be read", (int)page,
              fill);
-    verdict v = check_run_same(k, &k->engine, p, &a, results, how);
+    all_same(k, p, &a, how);
     scope_free(&s);
     if (p->extra.cache.format != FMLA_KV_NONE) {
         scope_free(&extra);
     }
-    return v;
 }
 
 /* All slots of a pool as bf16 rows first.. of kv. */
@@ -345,7 +361,7 @@ static fmla_status dequantize_pool(checker *k, problem *p, const fmla_kv_cache *
 }
 
 /* Fused decode is fused prefill over the dequantised tokens, main slots first, to the bit. */
-static verdict again_prefill(checker *k, problem *p, const uint8_t *results)
+static void again_prefill(checker *k, problem *p)
 {
     any_args decode, a;
     const char *how = "fused prefill over the dequantised tokens";
@@ -357,8 +373,8 @@ static verdict again_prefill(checker *k, problem *p, const uint8_t *results)
     if (status == FMLA_OK && two) {
         status = dequantize_pool(k, p, &p->extra.cache, &kv, slots);
     }
-    if (status != FMLA_OK) {
-        return check_status(k, &k->engine, status, how);
+    for (int i = -1; status != FMLA_OK && check_next(k, &i);) {
+        check_note(k, check_status(k, &k->engine, status, how));
     }
     fmla_tensor indices = memory_tensor_4(&p->mem, FMLA_I32, 2, p->tokens, width ? width : 1, 0, 0, 0, 0xFF);
     indices.shape[1] = width;
@@ -382,34 +398,35 @@ static verdict again_prefill(checker *k, problem *p, const uint8_t *results)
     a.fused_prefill.fused = decode.fused_decode.fused;
     test_case c = p->c;
     p->c.op = FMLA_OP_FUSED_PREFILL;
-    verdict v = check_run_same(k, &k->engine, p, &a, results, how);
+    all_same(k, p, &a, how);
     p->c = c;
-    return v;
 }
 
-verdict check_again(checker *k, problem *p, const uint8_t *results)
+void check_again(checker *k, problem *p)
 {
     const test_case *c = &p->c;
     bool sparse = case_is_mqa(c) && !case_is_dense(c);
     bool orderly = c->op <= FMLA_OP_SPARSE_PREFILL && !c->ragged && !(case_is_dense(c) && c->no_table);
-    verdict v = VERDICT_PASSED;
-    if (c->again & AGAIN_THREADS) {
-        v = again_threads(k, p, results);
+    for (int i = -1; (c->again & AGAIN_THREADS) && check_next(k, &i);) {
+        check_note(k, check_again_threads(k, p, k->choice->results));
     }
-    if (v == VERDICT_PASSED && (c->again & AGAIN_SLICES) && case_is_mqa(c)) {
-        v = again_slices(k, p, results);
+    for (int i = -1; (c->again & AGAIN_SLICES) && check_next(k, &i);) {
+        check_note(k, again_slices(k, p, k->choice->results));
     }
-    if (v == VERDICT_PASSED && (c->again & AGAIN_ORDER) && orderly) {
-        v = again_order(k, p, results);
+    int passed = -1;
+    if (!check_next(k, &passed)) {
+        return;
     }
-    if (v == VERDICT_PASSED && (c->again & AGAIN_TAIL) && sparse) {
-        v = again_tail(k, p, results);
+    if ((c->again & AGAIN_ORDER) && orderly) {
+        again_order(k, p);
     }
-    if (v == VERDICT_PASSED && (c->again & AGAIN_PAGES) && case_is_mqa(c)) {
-        v = again_pages(k, p, results);
+    if ((c->again & AGAIN_TAIL) && sparse) {
+        again_tail(k, p);
     }
-    if (v == VERDICT_PASSED && (c->again & AGAIN_PREFILL) && c->op == FMLA_OP_FUSED_DECODE) {
-        v = again_prefill(k, p, results);
+    if (c->again & AGAIN_PAGES) {
+        again_pages(k, p);
     }
-    return v;
+    if ((c->again & AGAIN_PREFILL) && c->op == FMLA_OP_FUSED_DECODE) {
+        again_prefill(k, p);
+    }
 }

@@ -201,18 +201,18 @@ static verdict compare_fused(checker *k, const problem *p, const reference *r)
     return v == VERDICT_PASSED ? finish(k, p, &out) : v;
 }
 
-verdict check_attention_outputs(checker *k, const problem *p)
+verdict check_attention_outputs(checker *k, const problem *p, reference *kept)
 {
-    for (int64_t head = 0; head < p->c.h_kv; head++) {
-        reference r;
-        if (p->tokens == 0 || reference_make(&r, p, &k->oracle, head, k->budget / (double)p->c.h_kv) != CLI_OK) {
-            return p->tokens == 0 ? VERDICT_PASSED : VERDICT_BROKEN;
+    for (int64_t head = 0; head < p->c.h_kv && p->tokens > 0; head++) {
+        reference own = {0}, *r = kept != NULL ? &kept[head] : &own;
+        if (r->tokens == 0 && reference_make(r, p, &k->oracle, head, k->budget / (double)p->c.h_kv) != CLI_OK) {
+            return VERDICT_BROKEN;
         }
-        verdict v = compare_scalars(k, p, &r);
+        verdict v = compare_scalars(k, p, r);
         if (v == VERDICT_PASSED) {
-            v = case_is_fused(&p->c) ? compare_fused(k, p, &r) : compare_out(k, p, &r);
+            v = case_is_fused(&p->c) ? compare_fused(k, p, r) : compare_out(k, p, r);
         }
-        reference_free(&r);
+        reference_free(&own);
         if (v != VERDICT_PASSED) {
             return v;
         }
@@ -220,29 +220,43 @@ verdict check_attention_outputs(checker *k, const problem *p)
     return VERDICT_PASSED;
 }
 
-verdict check_attention(checker *k, const test_case *c)
+/* The first run of the choice that runs. */
+static verdict run_first(checker *k, problem *p, const any_args *args, reference *kept)
+{
+    size_t size = 0;
+    verdict v = check_run(k, &k->engine, p, args, &k->choice->results, &size);
+    if (v == VERDICT_PASSED) {
+        v = check_rows(k, p);
+    }
+    return v == VERDICT_PASSED ? check_attention_outputs(k, p, kept) : v;
+}
+
+void check_attention(checker *k, const test_case *c)
 {
     problem p;
     any_args args;
-    uint8_t *results = NULL;
-    size_t size = 0;
-    if (problem_build(&p, c, &k->oracle) != CLI_OK) {
-        return VERDICT_BROKEN;
+    int status = problem_build(&p, c, &k->oracle);
+    for (int i = 0; i < k->choice_count && status != CLI_OK; i++) {
+        k->choices[i].verdict = VERDICT_BROKEN;
     }
+    if (status != CLI_OK) {
+        return;
+    }
+    reference *kept = xcalloc((size_t)c->h_kv, sizeof *kept);
     p.lasting = true;
     problem_args(&p, &args);
-    verdict v = check_run(k, &k->engine, &p, &args, &results, &size);
-    if (v == VERDICT_PASSED) {
-        v = check_rows(k, &p);
+    for (int i = -1; check_next(k, &i);) {
+        check_note(k, run_first(k, &p, &args, kept));
     }
-    if (v == VERDICT_PASSED) {
-        v = check_attention_outputs(k, &p);
+    for (int64_t head = 0; head < c->h_kv; head++) {
+        reference_free(&kept[head]);
     }
-    if (v == VERDICT_PASSED) {
-        v = check_again(k, &p, results);
+    free(kept);
+    check_again(k, &p);
+    check_end_all(k, &p);
+    for (int i = 0; i < k->choice_count; i++) {
+        free(k->choices[i].results);
+        k->choices[i].results = NULL;
     }
-    v = check_end(k, &k->engine, &p, v);
-    free(results);
     problem_free(&p);
-    return v;
 }

@@ -62,11 +62,14 @@ void ids_print(const char *selection)
     }
 }
 
-static void record(cJSON *records, const fault *f, verdict v, const char *why, double seconds)
+static void record(cJSON *records, const fault *f, const char *set, verdict v, const char *why, double seconds)
 {
     static const char *const names[] = {"passed", "failed", "not offered", "broken"};
     cJSON *one = cJSON_CreateObject();
     cJSON_AddStringToObject(one, "id", f->id);
+    if (set[0] != 0) {
+        cJSON_AddStringToObject(one, "set", set);
+    }
     cJSON_AddStringToObject(one, "verdict", names[v]);
     if (v == VERDICT_FAILED) {
         cJSON_AddStringToObject(one, "why", why);
@@ -82,7 +85,7 @@ static double now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-void ids_run(checker *k, const char *selection, const char *replay, cJSON *records, ids_tally *tally)
+void ids_run(checker *k, const char *selection, const char *replay, const char *set, cJSON *records, ids_tally *tally)
 {
     double budget = k->budget;
     k->budget = IDS_BUDGET;
@@ -107,7 +110,7 @@ void ids_run(checker *k, const char *selection, const char *replay, cJSON *recor
             fflush(stdout);
         }
         if (records != NULL) {
-            record(records, f, v, k->why, seconds);
+            record(records, f, set, v, k->why, seconds);
         }
     }
     cli_progress(NULL);

@@ -24,8 +24,9 @@ typedef struct ids_tally {
  * unknown. */
 int ids_valid(const char *selection);
 void ids_print(const char *selection);
-/* Runs them. replay: the options that a repetition needs. records: NULL, or where to add a record of each. */
-void ids_run(checker *k, const char *selection, const char *replay, cJSON *records, ids_tally *tally);
+/* Runs them with the one choice. replay: the options that a repetition needs. set: "", or the choice's name in records.
+ * records: NULL, or where to add a record of each. */
+void ids_run(checker *k, const char *selection, const char *replay, const char *set, cJSON *records, ids_tally *tally);
 
 /* ---- what the checks share ---- */
 

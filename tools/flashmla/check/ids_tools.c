@@ -42,7 +42,8 @@ verdict ids_case(checker *k, const char *format, ...)
     if (status != CLI_OK) {
         return VERDICT_BROKEN;
     }
-    verdict v = check_case(k, &c);
+    check_case(k, &c);
+    verdict v = k->choices[0].verdict; /* a named fault is for one choice */
     if (v == VERDICT_FAILED) {
         case_print(&c, text, sizeof text);
         snprintf(why, sizeof why, "%.500s", k->why);
@@ -112,7 +113,7 @@ verdict trial_compare(checker *k, trial *t, const char *how)
 
 verdict trial_judge(checker *k, trial *t)
 {
-    return case_is_mqa(&t->p.c) ? check_attention_outputs(k, &t->p) : check_mha_outputs(k, &t->p);
+    return case_is_mqa(&t->p.c) ? check_attention_outputs(k, &t->p, NULL) : check_mha_outputs(k, &t->p);
 }
 
 verdict trial_run_and_judge(checker *k, trial *t)

@@ -372,8 +372,8 @@ verdict check_mha(checker *k, const test_case *c)
     if (v == VERDICT_PASSED) {
         v = check_mha_outputs(k, &p);
     }
-    if (v == VERDICT_PASSED) {
-        v = check_again(k, &p, results);
+    if (v == VERDICT_PASSED && (c->again & AGAIN_THREADS)) {
+        v = check_again_threads(k, &p, results);
     }
     v = check_end(k, &k->engine, &p, v);
     free(results);

@@ -7,6 +7,41 @@
 #include "check/check.h"
 #include "problem/numbers.h"
 
+int checker_open(checker **checked, const cli_options *sets, int count, double budget)
+{
+    checker *k = xcalloc(1, sizeof *k);
+    k->choices = xcalloc((size_t)count, sizeof *k->choices);
+    k->budget = budget;
+    int status = engine_open_host(&k->oracle, FMLA_DEVICE_ORACLE, FMLA_ISA_AUTO, 1);
+    for (; k->choice_count < count && status == CLI_OK; k->choice_count += status == CLI_OK) {
+        status = engine_open(&k->choices[k->choice_count].engine, &sets[k->choice_count]);
+    }
+    if (status == CLI_OK) {
+        check_use(k, 0);
+        k->class = class_of(k->engine.context);
+        *checked = k;
+    } else {
+        checker_close(k);
+    }
+    return status;
+}
+
+void checker_close(checker *k)
+{
+    if (k == NULL) {
+        return;
+    }
+    for (int i = 0; i < CHECK_OTHERS; i++) {
+        engine_close(&k->others[i]);
+    }
+    for (int i = 0; i < k->choice_count; i++) {
+        engine_close(&k->choices[i].engine);
+    }
+    engine_close(&k->oracle);
+    free(k->choices);
+    free(k);
+}
+
 verdict check_fail(checker *k, const char *format, ...)
 {
     va_list arguments;
@@ -36,21 +71,73 @@ int check_open_others(checker *k)
     return CLI_OK;
 }
 
-verdict check_end(checker *k, engine *e, problem *p, verdict v)
+static bool has_run(verdict v)
 {
-    bool untouched = true;
-    fmla_status status =
-        v == VERDICT_PASSED || v == VERDICT_FAILED ? engine_untouched(e, &p->mem, &untouched) : FMLA_OK;
-    engine_release(&p->mem);
+    return v == VERDICT_PASSED || v == VERDICT_FAILED;
+}
+
+/* v, or what the look at the inputs makes of it. */
+static verdict after_look(checker *k, const engine *e, fmla_status status, bool untouched, verdict v)
+{
     if (status != FMLA_OK && v == VERDICT_PASSED) {
         return check_status(k, e, status, "looking at the inputs");
     }
-    if (!untouched && v == VERDICT_FAILED) {
+    if (untouched || !has_run(v)) {
+        return v;
+    }
+    if (v == VERDICT_FAILED) {
         char why[512];
         snprintf(why, sizeof why, "%.500s", k->why);
         return check_fail(k, "an input was written to, and: %s", why);
     }
-    return untouched ? v : check_fail(k, "an input was written to");
+    return check_fail(k, "an input was written to%s", k->choice_count > 1 ? ", by this or another set" : "");
+}
+
+verdict check_end(checker *k, engine *e, problem *p, verdict v)
+{
+    bool untouched = true;
+    fmla_status status = has_run(v) ? engine_untouched(e, &p->mem, &untouched) : FMLA_OK;
+    engine_release(&p->mem);
+    return after_look(k, e, status, untouched, v);
+}
+
+void check_end_all(checker *k, problem *p)
+{
+    bool untouched = true, any = false;
+    for (int i = 0; i < k->choice_count; i++) {
+        any = any || has_run(k->choices[i].verdict);
+    }
+    fmla_status status = any ? engine_untouched(&k->engine, &p->mem, &untouched) : FMLA_OK;
+    engine_release(&p->mem);
+    for (int i = 0; i < k->choice_count; i++) {
+        check_use(k, i);
+        check_note(k, after_look(k, &k->engine, status, untouched, k->choices[i].verdict));
+    }
+}
+
+void check_use(checker *k, int i)
+{
+    k->choice = &k->choices[i];
+    k->engine = k->choice->engine;
+    k->worst = k->choice->worst;
+    memcpy(k->why, k->choice->why, sizeof k->why);
+}
+
+void check_note(checker *k, verdict v)
+{
+    k->choice->verdict = v;
+    memcpy(k->choice->why, k->why, sizeof k->why);
+}
+
+bool check_next(checker *k, int *i)
+{
+    for ((*i)++; *i < k->choice_count; (*i)++) {
+        if (k->choices[*i].verdict == VERDICT_PASSED) {
+            check_use(k, *i);
+            return true;
+        }
+    }
+    return false;
 }
 
 /* What lies between the elements of outputs. Scale words of tokens that pad the last group of four must be 0. */

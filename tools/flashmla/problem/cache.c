@@ -10,8 +10,13 @@
 
 fmla_format_info cache_format(int64_t format, int64_t d_qk)
 {
+    static fmla_format_info last = {.struct_size = 0}; /* of millions of calls in a row one format is asked for */
     fmla_format_info info = FMLA_FORMAT_INFO_INIT;
-    fmla_format_get((fmla_kv_format)format, &info);
+    if (last.struct_size == 0 || last.format != format) {
+        last = info;
+        fmla_format_get((fmla_kv_format)format, &last);
+    }
+    info = last;
     if (info.layout == FMLA_LAYOUT_PLAIN) {
         info.d_qk = (int32_t)d_qk;
         info.bytes_per_token = 2 * (int32_t)d_qk;

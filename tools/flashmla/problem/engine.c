@@ -121,11 +121,30 @@ static int upload(memory *m, buffer *b)
     if (b->device == NULL) {
         return CLI_ERROR;
     }
-    bool fill = b->filled && !first;
+    bool fill = b->filled;
     b->filled = false;
-    return fill ? cli_memory_fill(m->device, on_device(b), b->fill, b->size)
-                : cli_memory_upload(m->device, on_device(b) - MEMORY_GUARD, b->host - MEMORY_GUARD,
-                                    b->size + 2 * MEMORY_GUARD);
+    if (!fill) {
+        return cli_memory_upload(m->device, on_device(b) - MEMORY_GUARD, b->host - MEMORY_GUARD,
+                                 b->size + 2 * MEMORY_GUARD);
+    }
+    int status = cli_memory_fill(m->device, on_device(b), b->fill, b->size);
+    if (first && status == CLI_OK) {
+        status = cli_memory_upload(m->device, on_device(b) - MEMORY_GUARD, b->host - MEMORY_GUARD, MEMORY_GUARD);
+    }
+    if (first && status == CLI_OK) {
+        status = cli_memory_upload(m->device, on_device(b) + b->size, b->host + b->size, MEMORY_GUARD);
+    }
+    return status;
+}
+
+/* The buffer's bytes and its guards, to whole words. */
+static int hash_there(memory *m, const buffer *b, int *slot)
+{
+    const uint8_t *begin = on_device(b) - MEMORY_GUARD, *end = on_device(b) + b->size + MEMORY_GUARD;
+    begin += -(uintptr_t)begin & 7;
+    int status = cli_memory_hash(m->device, begin, (size_t)(end - begin), m->slots);
+    *slot = status == CLI_OK ? ++m->slots : 0;
+    return status;
 }
 
 /* The device address of a host address; its buffer is copied there. 0, or -1. */
@@ -140,6 +159,9 @@ static int bind_address(memory *m, void **address)
     }
     b->bound = true;
     if ((b->device == NULL || !(m->resident || b->there)) && upload(m, b) != CLI_OK) {
+        return -1;
+    }
+    if (b->kept && !b->there && hash_there(m, b, &b->slot) == CLI_ERROR) {
         return -1;
     }
     b->there = b->kept;
@@ -304,6 +326,7 @@ void engine_keep(engine *e, memory *m, const fmla_tensor *const *without, int co
         if (keep) {
             b->kept = true;
             b->there = false;
+            b->slot = 0;
             b->hash = e->host ? memory_hash(b->host, b->size) : 0;
         }
     }
@@ -313,7 +336,38 @@ void engine_release(memory *m)
 {
     for (buffer *b = m->first; b != NULL; b = b->next) {
         b->kept = b->there = false;
+        b->slot = 0;
     }
+}
+
+/* Whether the buffers that the device has told something of are as they were then. All of them are asked for before
+ * any answer is waited for; one that cannot be is left to device_same. */
+static fmla_status hashes_same(memory *m, bool *same)
+{
+    uint64_t hashes[CLI_HASHES];
+    int slots = m->slots, pairs[CLI_HASHES][2], count = 0;
+    for (buffer *b = m->first; b != NULL; b = b->next) {
+        if (b->there && b->slot != 0) {
+            int now, before = b->slot;
+            if (hash_there(m, b, &now) == CLI_ERROR) {
+                return FMLA_ERROR_DEVICE;
+            }
+            b->slot = now != 0 ? before : 0;
+            pairs[count][0] = before - 1;
+            pairs[count][1] = now - 1;
+            count += now != 0;
+        }
+    }
+    if (slots == 0) {
+        return FMLA_OK;
+    }
+    if (cli_memory_hashes(m->device, hashes) != CLI_OK) {
+        return FMLA_ERROR_DEVICE;
+    }
+    for (int i = 0; i < count && *same; i++) {
+        *same = hashes[pairs[i][0]] == hashes[pairs[i][1]];
+    }
+    return FMLA_OK;
 }
 
 /* Whether a buffer on the device, guards included, still holds what the host's holds: piece by piece, through a cache.
@@ -338,10 +392,13 @@ fmla_status engine_untouched(engine *e, memory *m, bool *untouched)
     uint8_t *piece = e->host ? NULL : xmalloc(PIECE);
     fmla_status status = FMLA_OK;
     *untouched = true;
+    if (!e->host) {
+        status = hashes_same(m, untouched);
+    }
     for (const buffer *b = m->first; b != NULL && *untouched && status == FMLA_OK; b = b->next) {
         if (e->host && b->kept) {
             *untouched = memory_hash(b->host, b->size) == b->hash;
-        } else if (b->there && !device_same(m, b, piece, untouched)) {
+        } else if (b->there && b->slot == 0 && !device_same(m, b, piece, untouched)) {
             status = FMLA_ERROR_DEVICE;
         }
     }

@@ -2,7 +2,6 @@
 /* memory.c: guarded buffers. */
 #include "problem/memory.h"
 
-#include <limits.h>
 #ifdef __GLIBC__
 #include <malloc.h>
 #endif
@@ -38,8 +37,15 @@ void memory_reuse_pages(void)
 {
 #ifdef __GLIBC__
     mallopt(M_MMAP_MAX, 0);
-    mallopt(M_TRIM_THRESHOLD, INT_MAX);
+    mallopt(M_TRIM_THRESHOLD, -1);
     mallopt(M_TOP_PAD, 64 << 20);
+#endif
+}
+
+void memory_return_pages(void)
+{
+#ifdef __GLIBC__
+    malloc_trim(0);
 #endif
 }
 
@@ -172,6 +178,7 @@ void memory_free(memory *m)
     }
     if (m->device != NULL) {
         cli_memory_close(m->device);
+        m->slots = 0;
         m->device = NULL;
     }
 }

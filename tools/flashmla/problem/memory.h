@@ -21,6 +21,7 @@ typedef struct buffer {
     uint8_t fill;
     bool kept;     /* see engine_keep */
     bool there;    /* kept, and the device has had its bytes since */
+    int slot;      /* there, and 1 + slot of what the device said of it then (cli_memory_hash); 0: it says nothing */
     uint64_t hash; /* of a buffer kept on the host */
     void *block;   /* what free() takes */
 } buffer;
@@ -29,6 +30,7 @@ typedef struct memory {
     buffer *first;
     cli_memory *device; /* NULL until a device is asked for */
     bool resident;      /* see engine_resident */
+    int slots;          /* of hashes that were used */
 } memory;
 
 /* size bytes at `misalign` bytes behind a 64-byte boundary, between guards. Ends the program when there is no memory.
@@ -54,6 +56,8 @@ void memory_free(memory *m);
 /* The pages that large buffers give back are used again by the next ones, instead of fetched anew from the system,
  * zeroed one by one: for processes that build problem after problem. */
 void memory_reuse_pages(void);
+/* Gives all of them back to the system. */
+void memory_return_pages(void);
 
 /* malloc and calloc that end the program with a message. */
 void *xmalloc(size_t size);

@@ -193,25 +193,37 @@ static void make_outputs(problem *p)
     p->max_logits = make_lse(p);
 }
 
+#define ANGLE_ROWS 4096
+
+/* cos, then sin, of 32 angles of each position; made once. */
+static const float *angles(void)
+{
+    static float table[ANGLE_ROWS * 64];
+    if (table[0] == 0) {
+        double turn[32];
+        for (int64_t j = 0; j < 32; j++) {
+            turn[j] = pow(1e5, -(double)j / 32);
+        }
+        for (int64_t i = 0; i < ANGLE_ROWS; i++) {
+            for (int64_t j = 0; j < 32; j++) {
+                double angle = (double)i * turn[j];
+                table[i * 64 + j] = (float)cos(angle);
+                table[i * 64 + 32 + j] = (float)sin(angle);
+            }
+        }
+    }
+    return table;
+}
+
 void problem_build_fused(problem *p, rng *r)
 {
-    const int64_t rows = 4096;
+    const int64_t rows = ANGLE_ROWS;
     p->positions = memory_tensor_4(&p->mem, FMLA_I32, 1, p->tokens, 0, 0, 0, 0, 0);
     p->cos_sin = memory_tensor_4(&p->mem, FMLA_F32, 2, rows, 64, 0, 0, 0, 0);
     for (int64_t t = 0; t < p->tokens; t++) {
         ((int32_t *)p->positions.data)[t] = (int32_t)(t == 0 ? rows - 1 : rng_below(r, rows));
     }
-    double turn[32];
-    for (int64_t j = 0; j < 32; j++) {
-        turn[j] = pow(1e5, -(double)j / 32);
-    }
-    for (int64_t i = 0; i < rows; i++) {
-        for (int64_t j = 0; j < 32; j++) {
-            double angle = (double)i * turn[j];
-            tensor_set(&p->cos_sin, i, j, 0, 0, cos(angle));
-            tensor_set(&p->cos_sin, i, 32 + j, 0, 0, sin(angle));
-        }
-    }
+    memcpy(p->cos_sin.data, angles(), sizeof(float) * ANGLE_ROWS * 64);
 }
 
 /* Seven sizes out of ten leave the scale to the library or take a usual one; the case may name any. */
