@@ -9,8 +9,13 @@
 #   info       what the device is
 #   check      the quick cases of every operation with every set of kernels and every profile of shared memory (C107, C111)
 #   dense sparse prefill fused mha bytes
-#              the full matrix in slices, cut into shares that run side by side on JOBS processors (default: all of them).
-#              KERNELS=portable or hopper: not the best; SHARE=K/N: the K-th of N parts of a slice that is to be split further
+#              the full matrix in slices, each by JOBS processes (default: one per processor) that share its cases and MEMORY
+#              GiB (default: three quarters of what the machine has). KERNELS=portable,hopper: these sets, in one go, instead
+#              of the best; SHARE=K/N: the K-th of N parts of a slice that is to be split further; LIMIT=SECONDS: a check
+#              that takes longer is stopped, and tells how many cases it left out
+#   several single
+#              all of these slices in two runs: the operations that have several sets of kernels, and the others with the
+#              first of KERNELS
 #   ids        the faults of tests/cases.md, with the best kernels and the portable ones (C114); 90 GB of device memory
 #   graph      CUDA graphs, streams, devices, FLASHMLA_CHECK
 #   sanitize   compute-sanitizer over small cases: memcheck, racecheck, synccheck (C078)
@@ -57,7 +62,6 @@ if [ -n "${DEPS:-}" ]; then
     LD_LIBRARY_PATH="$(find "$deps" -name '*.so*' -exec dirname {} + | sort -u | paste -sd:):${LD_LIBRARY_PATH:-}"
     export LD_LIBRARY_PATH
 fi
-kernels=(${KERNELS:+--kernels "$KERNELS"})
 sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
 
 # note STEP COMMAND...: runs it, keeps its log and how it ended. 77: not possible here.
@@ -98,7 +102,7 @@ build_all() {
 check() { # name, then arguments of `flashmla check`
     local name=$1
     shift
-    note "check-$name" "$program" check --backend cuda --json "$results/check-$name.json" "$@"
+    note "check-$name" ${LIMIT:+timeout -k 20 "$LIMIT"} "$program" check --backend cuda --json "$results/check-$name.json" "$@"
 }
 
 operations=(dense_decode sparse_decode sparse_prefill fused_prefill fused_decode mha_forward mha_backward quantize dequantize
@@ -123,20 +127,32 @@ part_check() {
     wait
 }
 
-# slice OPERATION...: their full cases, each operation in as many shares as there are processors.
+# slice NAME OPERATION...: their full cases, in one run.
 slice() {
-    local operation share k=1 n=1
-    if [ -n "${SHARE:-}" ]; then
-        k=${SHARE%/*}
-        n=${SHARE#*/}
+    local name=full-$1${KERNELS:+-${KERNELS//,/-}}${SHARE:+-${SHARE/\//of}} operations
+    shift
+    operations=$*
+    check "$name" --cases full --operation "${operations// /,}" --jobs "$jobs" ${MEMORY:+--memory "$MEMORY"} \
+        ${SHARE:+--share "$SHARE"} ${KERNELS:+--sets "$KERNELS"}
+}
+
+# under TOOL COMMAND...: runs it under a tool of compute-sanitizer. 77: the tool did not get through it, so nothing is known.
+under() {
+    local tool=$1 output status
+    shift
+    echo "case: ${*: -1}"
+    output=$(timeout -k 5 "${SANITIZE_SECONDS:-240}" "$sanitizer" --tool "$tool" --error-exitcode 9 "$@" 2>&1)
+    status=$?
+    echo "$output"
+    if [ $status -eq 124 ] || [ $status -eq 137 ]; then
+        echo "not run: no end after ${SANITIZE_SECONDS:-240} seconds"
+        return 77
     fi
-    for operation in "$@"; do
-        for ((share = 0; share < jobs; share++)); do
-            together check "full${KERNELS:+-$KERNELS}-$operation-$((share * n + k))of$((jobs * n))" --cases full \
-                --operation "$operation" --share "$((share * n + k))/$((jobs * n))" "${kernels[@]}"
-        done
-    done
-    wait
+    if ! grep -q 'SUMMARY:' <<<"$output" || grep -qi 'not supported' <<<"$output"; then
+        echo "not run: $(grep -iE -m 1 'not supported|error|no such file' <<<"$output" || echo "no summary, status $status")"
+        return 77
+    fi
+    return $status
 }
 
 part_sanitize() {
@@ -154,8 +170,8 @@ part_sanitize() {
     for tool in memcheck racecheck synccheck; do
         for set in "${sets[@]}"; do
             for i in "${!cases[@]}"; do
-                together note "sanitize-$tool-$set-$i" "$sanitizer" --tool $tool --error-exitcode 9 "$program" check \
-                    --backend cuda --kernels "$set" --case "${cases[$i]}"
+                together note "sanitize-$tool-$set-$i" under $tool "$program" check --backend cuda --kernels "$set" \
+                    --case "${cases[$i]}"
             done
         done
     done
@@ -185,19 +201,14 @@ for part in "$@"; do
     build) [ -n "${PREBUILT:-}" ] || note build build_all || exit 1 ;;
     info) note info "$program" info --backend cuda ;;
     check) part_check ;;
-    dense) slice dense_decode ;;
-    sparse) slice sparse_decode ;;
-    prefill) slice sparse_prefill fused_prefill ;;
-    fused) slice fused_decode ;;
-    mha) (
-        jobs=$((jobs < 6 ? jobs : 6)) # the largest cases take 12 GB of memory each
-        slice mha_forward mha_backward
-    ) ;;
-    bytes)
-        for operation in "${operations[@]:7}"; do
-            together check "full-$operation" --cases full --operation "$operation"
-        done
-        wait ;;
+    dense) slice dense dense_decode ;;
+    sparse) slice sparse sparse_decode ;;
+    prefill) slice prefill sparse_prefill fused_prefill ;;
+    fused) slice fused fused_decode ;;
+    mha) slice mha mha_forward mha_backward ;;
+    bytes) slice bytes "${operations[@]:7}" ;;
+    several) slice several "${operations[@]:0:3}" ;;
+    single) KERNELS=${KERNELS:+${KERNELS%%,*}} slice single "${operations[@]:3}" ;;
     ids)
         together check ids --ids
         together check ids-portable --ids --kernels portable
