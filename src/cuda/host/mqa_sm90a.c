@@ -19,6 +19,10 @@ extern void fmlak_mqa_pages_bf16_512_sm90a(void);
 extern void fmlak_mqa_pages_bf16_576_sm90a(void);
 extern void fmlak_mqa_pages_f16_512_sm90a(void);
 extern void fmlak_mqa_pages_f16_576_sm90a(void);
+extern void fmlak_mqa_turns_bf16_512_sm90a(void);
+extern void fmlak_mqa_turns_bf16_576_sm90a(void);
+extern void fmlak_mqa_turns_f16_512_sm90a(void);
+extern void fmlak_mqa_turns_f16_576_sm90a(void);
 extern void fmlak_mqa_rows_bf16_512_sm90a(void);
 extern void fmlak_mqa_rows_bf16_576_sm90a(void);
 extern void fmlak_mqa_rows_f16_512_sm90a(void);
@@ -37,10 +41,12 @@ extern void fmlak_mqa_pair_bf16_576_sm90a(void);
         name, #name, FMLA_BF16, FMLAC_HOPPER_ROWS, FMLAC_CODES_TOKENS, 16, 227, 0                                      \
     }
 
-/* [source: pages, rows, codes][dtype: bf16, fp16][dims: 512, 576] */
-static const fmlac_kernel kernels[3][2][2] = {
+/* [source: pages, pages with tiles in turn, rows, codes][dtype: bf16, fp16][dims: 512, 576] */
+static const fmlac_kernel kernels[4][2][2] = {
     {{HOPPER(fmlak_mqa_pages_bf16_512_sm90a, FMLA_BF16, 12), HOPPER(fmlak_mqa_pages_bf16_576_sm90a, FMLA_BF16, 12)},
      {HOPPER(fmlak_mqa_pages_f16_512_sm90a, FMLA_F16, 12), HOPPER(fmlak_mqa_pages_f16_576_sm90a, FMLA_F16, 12)}},
+    {{HOPPER(fmlak_mqa_turns_bf16_512_sm90a, FMLA_BF16, 12), HOPPER(fmlak_mqa_turns_bf16_576_sm90a, FMLA_BF16, 12)},
+     {HOPPER(fmlak_mqa_turns_f16_512_sm90a, FMLA_F16, 12), HOPPER(fmlak_mqa_turns_f16_576_sm90a, FMLA_F16, 12)}},
     {{HOPPER(fmlak_mqa_rows_bf16_512_sm90a, FMLA_BF16, 12), HOPPER(fmlak_mqa_rows_bf16_576_sm90a, FMLA_BF16, 12)},
      {HOPPER(fmlak_mqa_rows_f16_512_sm90a, FMLA_F16, 12), HOPPER(fmlak_mqa_rows_f16_576_sm90a, FMLA_F16, 12)}},
     {{CODES(fmlak_mqa_codes_bf16_512_sm90a), CODES(fmlak_mqa_codes_bf16_576_sm90a)}},
@@ -53,7 +59,7 @@ static const fmlac_kernel kernels[3][2][2] = {
     }
 static const fmlac_kernel pairs[2] = {PAIR(fmlak_mqa_pair_bf16_512_sm90a), PAIR(fmlak_mqa_pair_bf16_576_sm90a)};
 
-enum { FROM_PAGES, FROM_ROWS, FROM_CODES };
+enum { FROM_PAGES, IN_TURNS, FROM_ROWS, FROM_CODES };
 
 typedef CUresult (*encode_tiled)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
                                  const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
@@ -158,6 +164,14 @@ static bool is_short(const fmlac_list *list)
             (!paged || list->max_pages <= SHORT_MAX / pool->page_size));
 }
 
+/* Whether more than two blocks attend a list, on average in ragged batches: then L2 answers soon enough for tiles in
+ * turn. Both orders give the same bits. */
+static bool takes_turns(const fmlac_mqa *p)
+{
+    int64_t queries = p->cu_seqlens_q ? p->num_tokens / (p->batch > 0 ? p->batch : 1) : p->s_q;
+    return queries * (p->h_q / p->h_kv) > 2 * FMLAC_HOPPER_ROWS;
+}
+
 const fmlac_kernel *fmlac_hopper_choose(const fmlac_state *state, const fmlac_mqa *p)
 {
     int wide = p->d_qk > 512, f16 = p->q.dtype == FMLAC_F16;
@@ -177,7 +191,7 @@ const fmlac_kernel *fmlac_hopper_choose(const fmlac_state *state, const fmlac_mq
     }
     bool pages = p->main.kind == FMLAC_LIST_PAGED && p->main.pool.page_size % FMLAC_HOPPER_TOKENS == 0 &&
                  p->main.pool.aligned && state->encode_tensor_map && strides_fit(p);
-    return &kernels[pages ? FROM_PAGES : FROM_ROWS][f16][wide];
+    return &kernels[!pages ? FROM_ROWS : takes_turns(p) ? IN_TURNS : FROM_PAGES][f16][wide];
 }
 
 /* The main pool as [h_kv][num_pages][page_size][d_qk]. */
@@ -203,7 +217,8 @@ fmla_status fmlac_hopper_enqueue(const fmlac_state *state, const fmlai_call *cal
     int wide = p->d_qk > 512, f16 = p->q.dtype == FMLAC_F16;
     memset(&all.pages, 0, sizeof all.pages);
     all.mqa = *p;
-    if (kernel == &kernels[FROM_PAGES][f16][wide] && !encode_pages(state, p, &all.pages)) {
+    bool pages = kernel == &kernels[FROM_PAGES][f16][wide] || kernel == &kernels[IN_TURNS][f16][wide];
+    if (pages && !encode_pages(state, p, &all.pages)) {
         kernel = &kernels[FROM_ROWS][f16][wide];
     }
     launch->kernel = (const void *)kernel->function;

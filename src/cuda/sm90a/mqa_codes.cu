@@ -8,7 +8,7 @@
     extern "C" __global__ void __launch_bounds__(512, 1)                                                               \
         fmlak_mqa_codes_bf16_##dims##_sm90a(const __grid_constant__ fmlac_mqa_sm90a all)                               \
     {                                                                                                                  \
-        relay<blocks, 0, SOURCE_CODES>(all);                                                                           \
+        relay<blocks, 0, SOURCE_CODES, 0>(all);                                                                        \
     }
 
 CODES_KERNEL(8, 512)

@@ -31,11 +31,10 @@
 #define SOURCE_CODES 2 /* quantised tokens, any list, expanded by the producer warps */
 
 /* Named barriers; 0 is __syncthreads. */
-#define BARRIER_WEIGHTS                                                                                                \
-    1                    /* + slot: weights of the tile in that slot are published (leader arrives, follower waits)    \
-                          */
-#define BARRIER_LEADER 3 /* the 128 threads of the leader */
-#define BARRIER_MMA    5 /* both MMA warpgroups */
+#define BARRIER_WEIGHTS 1 /* + slot: weights of the tile in that slot are published */
+#define BARRIER_GROUP   3 /* + group: the 128 threads of a warpgroup that multiplies */
+#define BARRIER_MMA     5 /* both of these */
+#define BARRIER_SCORES  6 /* in turns: scores of an odd tile have been set out */
 
 /* CODES: warps that expand, each its own rows of every tile, BATCH_ROWS at a time, from raw rows in shared memory;
  * batches of a warp that are under way, at most; tiles whose places are known. */
@@ -48,12 +47,14 @@
 #define RAW_BYTES(blocks)  ((blocks) == 9 ? 33792 : 41472)
 #define WEIGHTS(blocks)    BLOCK_BYTES /* one for both slots */
 #define SCAN_WARPS         1
+#define SUMS               1 /* no turns */
 #define PLACES             4
 #define SCALE_ROWS(blocks) ((blocks) == 8 ? TOKENS : 1)
 #else
 #define RAW_BYTES(blocks)  16
 #define WEIGHTS(blocks)    ((blocks) == 8 ? 2 * BLOCK_BYTES : 1024)
 #define SCAN_WARPS         8
+#define SUMS               128
 #define PLACES             1
 #define SCALE_ROWS(blocks) 1
 #endif
@@ -99,7 +100,10 @@ template <int BLOCKS> struct plan {
     uint64_t free[2][2]; /* per slot: dims 0..255, 256..511; block 8 goes with the latter */
     uint64_t piece_full[2], piece_free[2];
     piece pieces[2];
-    uint32_t entries[SCAN_WARPS][RING]; /* of a producer warp: what it found in the list and has not copied yet */
+    union {
+        uint32_t entries[SCAN_WARPS][RING]; /* of a producer warp: what it found in the list and has not copied yet */
+        float2 heads[2][2][SUMS]; /* in turns, by thread: references of the weights in a slot, sums up to that tile */
+    };
     list_scan scans[SCAN_WARPS];
     int32_t guess;   /* first query token whose Q has set out before the scout found anything; -1: none */
     piece_walk walk; /* the scout's own */

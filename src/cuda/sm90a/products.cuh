@@ -40,14 +40,16 @@ template <int BLOCKS> static __device__ __forceinline__ tile_view view_of(uint32
 
 /* ---- products ---------------------------------------------------------------------------------------------------- */
 
-/* s = Q * tile^T, portion by portion as they arrive; ends with the commit. `full`: the slot's first barrier. */
-template <int BLOCKS, int F16>
+/* s = Q * tile^T, portions FROM to END - 1 as they arrive; ends with the commit. `full`: the slot's first barrier. */
+template <int BLOCKS, int F16, int FROM, int END>
 static __device__ __forceinline__ void start_scores(float s[SCORES], uint32_t q, uint32_t k, uint32_t full,
                                                     uint32_t parity)
 {
-    ptx_wgmma_hold<SCORES>(s);
+    if (FROM == 0) {
+        ptx_wgmma_hold<SCORES>(s);
+    }
 #pragma unroll
-    for (int at = 0; at < BLOCKS; at++) {
+    for (int at = 2 * FROM; at < (END == PORTIONS ? BLOCKS : 2 * END); at++) {
         if (at % 2 == 0 && at / 2 < PORTIONS) {
             ptx_mbarrier_wait(full + at / 2 * 8, parity);
             ptx_wgmma_fence();
@@ -66,40 +68,57 @@ static __device__ __forceinline__ void start_scores(float s[SCORES], uint32_t q,
     ptx_wgmma_commit();
 }
 
-/* o += weights (registers) * values, ends with the commit. */
-template <int F16, int WIDE>
-static __device__ __forceinline__ void start_values_rs(float o[128], const uint32_t a[SCORES / 2], uint32_t values)
+/* Products with o begin. */
+static __device__ __forceinline__ void begin_values(float o[128])
 {
     ptx_wgmma_hold<128>(o);
     ptx_wgmma_fence();
+}
+
+/* o += weights (registers) * values, tokens 16 k to 16 k + 15. */
+template <int F16, int WIDE>
+static __device__ __forceinline__ void values_rs(float o[128], const uint32_t a[SCORES / 2], uint32_t values, int k)
+{
+    if (WIDE) {
+        ptx_wgmma_n256_rs<F16>(o, a + 4 * k, ptx_wgmma_advance(values, k * 2048), 1);
+    } else {
+        ptx_wgmma_n128_rs<F16>(o, a + 4 * k, ptx_wgmma_advance(values, k * 2048), 1);
+        ptx_wgmma_n128_rs<F16>(o + 64, a + 4 * k, ptx_wgmma_advance(values, 2 * TILE_BYTES + k * 2048), 1);
+    }
+}
+
+/* The same, weights in shared memory. */
+template <int F16, int WIDE>
+static __device__ __forceinline__ void values_ss(float o[128], uint32_t weights, uint32_t values, int k)
+{
+    uint32_t a = ptx_wgmma_advance(weights, k * 32);
+    if (WIDE) {
+        ptx_wgmma_n256_ss<F16>(o, a, ptx_wgmma_advance(values, k * 2048), 1);
+    } else {
+        ptx_wgmma_n128_ss<F16>(o, a, ptx_wgmma_advance(values, k * 2048), 1);
+        ptx_wgmma_n128_ss<F16>(o + 64, a, ptx_wgmma_advance(values, 2 * TILE_BYTES + k * 2048), 1);
+    }
+}
+
+/* All of a tile's, and the commit. */
+template <int F16, int WIDE>
+static __device__ __forceinline__ void start_values_rs(float o[128], const uint32_t a[SCORES / 2], uint32_t values)
+{
+    begin_values(o);
 #pragma unroll
     for (int k = 0; k < TOKENS / 16; k++) {
-        if (WIDE) {
-            ptx_wgmma_n256_rs<F16>(o, a + 4 * k, ptx_wgmma_advance(values, k * 2048), 1);
-        } else {
-            ptx_wgmma_n128_rs<F16>(o, a + 4 * k, ptx_wgmma_advance(values, k * 2048), 1);
-            ptx_wgmma_n128_rs<F16>(o + 64, a + 4 * k, ptx_wgmma_advance(values, 2 * TILE_BYTES + k * 2048), 1);
-        }
+        values_rs<F16, WIDE>(o, a, values, k);
     }
     ptx_wgmma_commit();
 }
 
-/* The same, weights in shared memory; = if not `accumulate`. */
 template <int F16, int WIDE>
-static __device__ __forceinline__ void start_values_ss(float o[128], uint32_t weights, uint32_t values, int accumulate)
+static __device__ __forceinline__ void start_values_ss(float o[128], uint32_t weights, uint32_t values)
 {
-    ptx_wgmma_hold<128>(o);
-    ptx_wgmma_fence();
+    begin_values(o);
 #pragma unroll
     for (int k = 0; k < TOKENS / 16; k++) {
-        uint32_t a = ptx_wgmma_advance(weights, k * 32);
-        if (WIDE) {
-            ptx_wgmma_n256_ss<F16>(o, a, ptx_wgmma_advance(values, k * 2048), k > 0 || accumulate);
-        } else {
-            ptx_wgmma_n128_ss<F16>(o, a, ptx_wgmma_advance(values, k * 2048), k > 0 || accumulate);
-            ptx_wgmma_n128_ss<F16>(o + 64, a, ptx_wgmma_advance(values, 2 * TILE_BYTES + k * 2048),
-                                   k > 0 || accumulate);
-        }
+        values_ss<F16, WIDE>(o, weights, values, k);
     }
     ptx_wgmma_commit();
 }

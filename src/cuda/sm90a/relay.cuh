@@ -31,7 +31,8 @@
  * Block 8 (the rope dims) goes with half 1: once the scores are taken it holds the weights, which both read.
  * CODES: the leader waits for the follower's half of the tile before, too, since its weights lay where the next go.
  *
- * ORDER, for tile t in slot t & 1
+ * ORDER, for tile t in slot t & 1. With PAGES there are kernels with another: tiles in turn (turns.cuh), where two
+ * producers copy, warps 8 and 10, half a tile each.
  *   leader: scores of t                   waits full[s]; 4 products per block, half 0 first
  *           weights of t                  once the scores are there; to shared memory, with their references; arrives
  *                                         at named 1 + s
@@ -60,11 +61,13 @@
 #include "source_codes.cuh"
 #include "source_pages.cuh"
 #include "source_rows.cuh"
+#include "turns.cuh"
 
 #define RELAY_REGISTERS_PAGES 216
 #define RELAY_REGISTERS_ROWS  208
 #define RELAY_REGISTERS_CODES 192
 
+#define LEADER      0 /* the warpgroup */
 #define LEADER_HALF 0 /* of a slot and of the output: dims 0..255 */
 
 template <int SOURCE> struct relay_of {
@@ -76,106 +79,7 @@ template <int SOURCE> struct relay_of {
     static constexpr int NEXT_Q = SOURCE == SOURCE_CODES; /* the next Q sets out before an output does */
 };
 
-/* ---- the weights' way to the follower ---------------------------------------------------------------------------- */
-
-/* Weights, A fragments, to shared memory, with the references. Who reads them waits for the leader and fences. */
-template <int BLOCKS>
-static __device__ __forceinline__ void publish(const uint32_t a[SCORES / 2], const softmax_rows &rows,
-                                               uint32_t weights_at, plan<BLOCKS> *m, uint32_t slot)
-{
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    if (BLOCKS == 9 && !ONE_WEIGHTS) {
-        ptx_barrier_sync(BARRIER_LEADER, 128); /* all four warps have read the rope dims */
-    }
-#pragma unroll
-    for (int k = 0; k < TOKENS / 16; k++) {
-        ptx_stmatrix_x4(weights_at + chunk_offset(warp * 16 + lane % 16, 2 * k + lane / 16), a + 4 * k);
-    }
-    if (lane % 4 == 0) {
-        m->reference[slot][warp * 16 + lane / 4] = rows.reference[0];
-        m->reference[slot][warp * 16 + lane / 4 + 8] = rows.reference[1];
-    }
-}
-
 /* ---- the leader -------------------------------------------------------------------------------------------------- */
-
-/* PAGES: the last tile of a list holds what the page holds behind it: zeros instead, once it is there. */
-template <int BLOCKS>
-static __device__ __forceinline__ void clear_tail(uint32_t tile, int first, uint32_t full, uint32_t parity)
-{
-    for (int i = 0; i < PORTIONS; i++) {
-        ptx_mbarrier_wait(full + i * 8, parity);
-    }
-    clear_rows<BLOCKS>(tile, first, threadIdx.x % 128);
-    ptx_fence_async_proxy();
-    ptx_barrier_sync(BARRIER_LEADER, 128);
-}
-
-/*
- * What is not plain about a tile that is there, for the warp; the leader asks before it waits for the scores. MASKED:
- * some of the warp's rows do not attend all tokens. UNCLEAN: some row of the block does not see all tokens: values
- * may be numbers that it must not meet.
- */
-#define TILE_MASKED  1
-#define TILE_UNCLEAN 2
-
-static __device__ __forceinline__ int32_t tokens_seen(const piece &c, int row, int32_t first)
-{
-    int32_t seen = *(const volatile int32_t *)&c.seen[row] - first;
-    return seen < TOKENS ? seen : TOKENS;
-}
-
-template <int BLOCKS>
-static __device__ __forceinline__ uint32_t tile_flags(const plan<BLOCKS> *m, const piece &c, uint32_t slot,
-                                                      int32_t first)
-{
-    int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
-    const volatile uint32_t *mask = m->mask[slot];
-    int32_t all_see = *(const volatile int32_t *)&c.all_see;
-    bool whole = (mask[0] & mask[1]) == 0xFFFFFFFFu && tokens_seen(c, row, first) == TOKENS &&
-                 tokens_seen(c, row + 8, first) == TOKENS;
-    bool unclean = all_see < first + TOKENS && all_see < c.work.main_count;
-    return (__all_sync(0xFFFFFFFFu, whole) ? 0 : TILE_MASKED) | (unclean ? TILE_UNCLEAN : 0);
-}
-
-/* Values of a tile that some row does not see, once all four warps have their scores. */
-template <int F16> static __device__ __forceinline__ void clean_tile(const piece &c, uint32_t tile, int32_t first)
-{
-    ptx_barrier_sync(BARRIER_LEADER, 128);
-    clean_rows<F16>(tile, (int)clamped(c.all_see - first, 0, TOKENS), threadIdx.x % 128);
-    ptx_fence_async_proxy();
-    ptx_barrier_sync(BARRIER_LEADER, 128);
-}
-
-/* Scores that have arrived to weights; s stays. Returns whether what was summed so far must be multiplied by factor[].
- */
-template <int BLOCKS, int F16>
-static __device__ __forceinline__ bool weights_of(float s[SCORES], softmax_rows &rows, uint32_t a[SCORES / 2],
-                                                  float factor[2], const plan<BLOCKS> *m, const piece &c, uint32_t slot,
-                                                  uint32_t tile, int32_t first, uint32_t flags)
-{
-    if (flags & TILE_UNCLEAN) {
-        clean_tile<F16>(c, tile, first);
-    }
-    if (flags & TILE_MASKED) {
-        int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
-        const volatile uint32_t *there = m->mask[slot];
-        const uint32_t mask[2] = {there[0], there[1]};
-        const int32_t limit[2] = {tokens_seen(c, row, first), tokens_seen(c, row + 8, first)};
-        hide_scores(s, mask, limit);
-    }
-    return weigh_scores<F16>(s, rows, a, factor);
-}
-
-/* PAGES: the tile's last tokens, where the list ends. */
-template <int BLOCKS, int SOURCE>
-static __device__ __forceinline__ void mend_tail(const tile_view &v, const piece &c, uint32_t full, uint32_t parity,
-                                                 int32_t first)
-{
-    if (relay_of<SOURCE>::PAGES && first + TOKENS > c.work.main_count) {
-        clear_tail<BLOCKS>(v.at, (int)(c.work.main_count - first), full, parity);
-    }
-}
 
 /* One piece that has tiles. Leaves sums, references and the output unnormalised. Returns the number of tiles. */
 template <int BLOCKS, int F16, int SOURCE>
@@ -191,19 +95,22 @@ static __device__ __forceinline__ uint32_t lead(float o[128], softmax_rows &rows
         const tile_view v = view_of<BLOCKS>(slot);
         int32_t first = (c.begin + (int32_t)t) * TOKENS;
         const uint32_t parity = tile_parity(uses, t), full = ptx_shared_address(m->full[slot]);
-        mend_tail<BLOCKS, SOURCE>(v, c, full, parity, first);
-        start_scores<BLOCKS, F16>(s, q, v.k, full, parity);
+        if (the::PAGES) {
+            mend_tail<BLOCKS>(v, c, full, parity, first, LEADER);
+        }
+        start_scores<BLOCKS, F16, 0, PORTIONS>(s, q, v.k, full, parity);
         uint32_t flags = tile_flags(m, c, slot, first);
         ptx_wgmma_wait<0>();
         ptx_wgmma_hold<SCORES>(s);
-        more = uniform(*(const volatile uint32_t *)&m->more[slot]);
-        if (weights_of<BLOCKS, F16>(s, rows, a, factor, m, c, slot, v.at, first, flags) && t > 0) {
+        more = more_after(m, slot);
+        mend_scores<BLOCKS, F16>(s, m, c, slot, v.at, first, flags, LEADER);
+        if (weigh_scores<F16>(s, rows, a, factor) && t > 0) {
             rescale(o, factor); /* seldom */
         }
         if (ONE_WEIGHTS) { /* the follower is done with the last ones */
             ptx_mbarrier_wait(ptx_shared_address(&m->free[slot ^ 1][!LEADER_HALF]), tile_parity(uses, t + 1) ^ 1);
         }
-        publish<BLOCKS>(a, rows, v.weights_at, m, slot);
+        publish<BLOCKS>(a, rows, v.weights_at, m, slot, LEADER);
         ptx_barrier_arrive(BARRIER_WEIGHTS + slot, 256);
         start_values_rs<F16, the::WIDE>(o, a, v.values[LEADER_HALF]);
         if (p.max_logits.data) {
@@ -241,8 +148,8 @@ static __device__ __forceinline__ uint32_t follow(float o[128], plan<BLOCKS> *m,
         if (follow_references(reference, m->reference[slot][row], m->reference[slot][row + 8], factor) && t > 0) {
             rescale(o, factor);
         }
-        start_values_ss<F16, the::WIDE>(o, v.weights, v.values[HALF], 1);
-        more = uniform(*(const volatile uint32_t *)&m->more[slot]);
+        start_values_ss<F16, the::WIDE>(o, v.weights, v.values[HALF]);
+        more = more_after(m, slot);
         ptx_wgmma_wait<0>();
         ptx_wgmma_hold<128>(o);
         arrive_after(ptx_shared_address(&m->free[slot][HALF]), more);
@@ -295,7 +202,7 @@ static __device__ __forceinline__ void start_next_q(const fmlac_mqa &p, plan<BLO
 
 /* Everything that the leader and the follower do. They share the accumulators: with arrays of their own, ptxas
  * spills. */
-template <int BLOCKS, int F16, int SOURCE>
+template <int BLOCKS, int F16, int SOURCE, int TURNS>
 static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> *m)
 {
     typedef relay_of<SOURCE> the;
@@ -330,7 +237,9 @@ static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> 
             fetch_sinks(p, c, m);
         }
         uint32_t tiles = 0;
-        if (has_tiles(c) && group == 0) {
+        if constexpr (TURNS) {
+            uses = has_tiles(c) ? take_turns<BLOCKS, F16>(o, rows, q, m, p, c, uses, group) : uses;
+        } else if (has_tiles(c) && group == 0) {
             tiles = lead<BLOCKS, F16, SOURCE>(o, rows, q, m, p, c, uses);
         } else if (has_tiles(c)) {
             tiles = follow<BLOCKS, F16, SOURCE>(o, m, uses);
@@ -346,11 +255,11 @@ static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> 
 
 /* ---- the block --------------------------------------------------------------------------------------------------- */
 
-template <int BLOCKS, int SOURCE>
+template <int BLOCKS, int SOURCE, int TURNS>
 static __device__ __forceinline__ void init_barriers(plan<BLOCKS> *m, int producer_warps)
 {
     typedef relay_of<SOURCE> the;
-    int readers = SOURCE == SOURCE_ROWS ? producer_warps : 1; /* producer warps that read pieces */
+    int readers = SOURCE == SOURCE_ROWS ? producer_warps : TURNS ? 2 : 1; /* producer warps that read pieces */
     uint32_t arrivals = the::PAGES ? 1 : SOURCE == SOURCE_ROWS ? producer_warps * 32 : CODE_WARPS;
     for (int i = 0; i < 2; i++) {
         for (int j = 0; j < PORTIONS; j++) {
@@ -372,7 +281,7 @@ static __device__ __forceinline__ void init_barriers(plan<BLOCKS> *m, int produc
 }
 
 /* By the producers; a barrier of the block follows, for which nobody shall wait long. */
-template <int BLOCKS, int SOURCE>
+template <int BLOCKS, int SOURCE, int TURNS>
 static __device__ __forceinline__ void prologue(const fmlac_mqa_sm90a &all, plan<BLOCKS> *m, int producer_warps)
 {
     typedef relay_of<SOURCE> the;
@@ -385,7 +294,7 @@ static __device__ __forceinline__ void prologue(const fmlac_mqa_sm90a &all, plan
         if (the::PAGES) {
             ptx_tma_prefetch_map(&all.pages);
         }
-        init_barriers<BLOCKS, SOURCE>(m, producer_warps);
+        init_barriers<BLOCKS, SOURCE, TURNS>(m, producer_warps);
         m->walk.guess = -1;
     }
     if (p.cut.whole && thread < 32 && (int32_t)blockIdx.x < (int32_t)p.cut.units) {
@@ -394,8 +303,10 @@ static __device__ __forceinline__ void prologue(const fmlac_mqa_sm90a &all, plan
     walk_costs(p, &m->walk, thread, threads);
 }
 
-/* BLOCKS: 64-dim blocks of a token, 8 or 9. F16: numbers are fp16, not bf16. SOURCE: how tokens come. */
-template <int BLOCKS, int F16, int SOURCE> static __device__ __forceinline__ void relay(const fmlac_mqa_sm90a &all)
+/* BLOCKS: 64-dim blocks of a token, 8 or 9. F16: numbers are fp16, not bf16. SOURCE: how tokens come. TURNS: tiles in
+ * turn (PAGES alone). */
+template <int BLOCKS, int F16, int SOURCE, int TURNS>
+static __device__ __forceinline__ void relay(const fmlac_mqa_sm90a &all)
 {
     const fmlac_mqa &p = all.mqa;
     constexpr int PRODUCER_WARPS = SOURCE == SOURCE_CODES ? 8 : 4;
@@ -403,16 +314,16 @@ template <int BLOCKS, int F16, int SOURCE> static __device__ __forceinline__ voi
     constexpr int MMA_REGISTERS = the::REGISTERS;
     constexpr int PRODUCER_REGISTERS = SOURCE == SOURCE_CODES ? 256 - MMA_REGISTERS : 504 - 2 * MMA_REGISTERS;
     plan<BLOCKS> *m = (plan<BLOCKS> *)ptx_shared();
-    prologue<BLOCKS, SOURCE>(all, m, PRODUCER_WARPS);
+    prologue<BLOCKS, SOURCE, TURNS>(all, m, PRODUCER_WARPS);
     __syncthreads();
     ptx_grid_launch_dependents();
     if (__shfl_sync(0xFFFFFFFFu, (int)(threadIdx.x / 128), 0) < 2) {
         ptx_registers_take<MMA_REGISTERS>();
-        consume<BLOCKS, F16, SOURCE>(p, m);
+        consume<BLOCKS, F16, SOURCE, TURNS>(p, m);
     } else {
         ptx_registers_give<PRODUCER_REGISTERS>();
         if constexpr (the::PAGES) {
-            produce_pages<BLOCKS>(all, m);
+            produce_pages<BLOCKS, TURNS>(all, m);
         } else if constexpr (SOURCE == SOURCE_ROWS) {
             produce_rows<BLOCKS>(p, m);
         } else {

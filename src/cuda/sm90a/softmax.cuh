@@ -51,15 +51,14 @@ static __device__ __forceinline__ void hide_scores(float s[TOKENS / 2], const ui
     }
 }
 
-/* 2^(s * scale - base) in 16 bits, as A fragments, and their sums before rounding. FAR: a reference of the warp may be
- * far away: that row's scores are scaled and rounded as their maximum was. */
+/* 2^(s * scale - base) in 16 bits, as A fragments, for 16 tokens, the k-th; their sums before rounding are added to
+ * sum. FAR: a reference of the warp may be far away: that row's scores are scaled and rounded as their maximum was. */
 template <int F16, int FAR>
-static __device__ __forceinline__ void weights_against(const float s[TOKENS / 2], float scale, const float base[2],
-                                                       uint32_t a[TOKENS / 4], float sum[2])
+static __device__ __forceinline__ void weights_part(const float s[TOKENS / 2], float scale, const float base[2],
+                                                    uint32_t a[TOKENS / 4], float sum[2], int k)
 {
-    sum[0] = sum[1] = 0.0f;
 #pragma unroll
-    for (int i = 0; i < TOKENS / 4; i++) {
+    for (int i = 4 * k; i < 4 * k + 4; i++) {
         float x[2];
 #pragma unroll
         for (int j = 0; j < 2; j++) {
@@ -74,12 +73,54 @@ static __device__ __forceinline__ void weights_against(const float s[TOKENS / 2]
     }
 }
 
+/* The whole tile. */
+template <int F16, int FAR>
+static __device__ __forceinline__ void weights_against(const float s[TOKENS / 2], float scale, const float base[2],
+                                                       uint32_t a[TOKENS / 4], float sum[2])
+{
+    sum[0] = sum[1] = 0.0f;
+#pragma unroll
+    for (int k = 0; k < TOKENS / 16; k++) {
+        weights_part<F16, FAR>(s, scale, base, a, sum, k);
+    }
+}
+
 /* Maxima of a thread's scores. */
 static __device__ __forceinline__ void raise_max(const float s[TOKENS / 2], float max[2])
 {
 #pragma unroll
     for (int i = 0; i < TOKENS / 2; i++) {
         max[i / 2 % 2] = fmaxf(max[i / 2 % 2], s[i]);
+    }
+}
+
+/* Whether sums of weights show that references of this thread's rows are too low; so do NaN and, before the first,
+ * infinity. */
+static __device__ __forceinline__ void find_high(const float sum[2], const float base[2], bool high[2])
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        high[h] = !(sum[h] <= SUM_MOST) || fmlac_is_far(base[h]);
+    }
+}
+
+/* Those rows' references move to their maxima; weights are to be made once more, against base[]. factor[]: what was
+ * summed so far must be multiplied by. */
+static __device__ __forceinline__ void raise_references(const float s[TOKENS / 2], softmax_rows &rows,
+                                                        const bool high[2], float base[2], float factor[2])
+{
+    float top[2] = {-FMLAC_INFINITY, -FMLAC_INFINITY};
+    raise_max(s, top);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        top[h] = fmaxf(top[h], __shfl_xor_sync(0xFFFFFFFFu, top[h], 1));
+        top[h] = fmaxf(top[h], __shfl_xor_sync(0xFFFFFFFFu, top[h], 2));
+        top[h] = fmaxf(top[h] * rows.scale, rows.reference[h]);
+        bool row = (__ballot_sync(0xFFFFFFFFu, high[h]) >> (threadIdx.x % 32 & ~3u) & 15) != 0;
+        factor[h] = row ? shrink(rows.reference[h], top[h]) : 1.0f;
+        rows.reference[h] = row ? top[h] : rows.reference[h];
+        base[h] = rows.reference[h] == -FMLAC_INFINITY ? 0.0f : rows.reference[h];
+        rows.sum[h] *= factor[h];
     }
 }
 
@@ -97,28 +138,13 @@ static __device__ __forceinline__ bool weigh_scores(const float s[TOKENS / 2], s
         } else {
             weights_against<F16, 0>(s, rows.scale, base, a, sum);
         }
-        bool high[2]; /* so are NaN and, before the first, infinity */
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            high[h] = !(sum[h] <= SUM_MOST) || fmlac_is_far(base[h]);
-        }
+        bool high[2];
+        find_high(sum, base, high);
         if (moves || !__any_sync(0xFFFFFFFFu, high[0] || high[1])) {
             break;
         }
         moves = true;
-        float top[2] = {-FMLAC_INFINITY, -FMLAC_INFINITY};
-        raise_max(s, top);
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            top[h] = fmaxf(top[h], __shfl_xor_sync(0xFFFFFFFFu, top[h], 1));
-            top[h] = fmaxf(top[h], __shfl_xor_sync(0xFFFFFFFFu, top[h], 2));
-            top[h] = fmaxf(top[h] * rows.scale, rows.reference[h]);
-            bool row = (__ballot_sync(0xFFFFFFFFu, high[h]) >> (threadIdx.x % 32 & ~3u) & 15) != 0;
-            factor[h] = row ? shrink(rows.reference[h], top[h]) : 1.0f;
-            rows.reference[h] = row ? top[h] : rows.reference[h];
-            base[h] = rows.reference[h] == -FMLAC_INFINITY ? 0.0f : rows.reference[h];
-            rows.sum[h] *= factor[h];
-        }
+        raise_references(s, rows, high, base, factor);
         far = __any_sync(0xFFFFFFFFu, fmlac_is_far(base[0]) || fmlac_is_far(base[1]));
     }
     rows.sum[0] += sum[0];

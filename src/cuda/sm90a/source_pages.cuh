@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * source_pages.cuh: tokens of a paged list whose pages hold a multiple of 64 tokens, by TMA. One lane copies: a tile is
- * 8 or 9 boxes of 64 tokens x 64 dims. A page that is none is a box outside the pool: zeros.
+ * source_pages.cuh: tokens of a paged list whose pages hold a multiple of 64 tokens, by TMA. One lane copies, in turns
+ * one for each half: a tile is 8 or 9 boxes of 64 tokens x 64 dims. A page that is none is a box outside the pool:
+ * zeros.
  */
 #ifndef FLASHMLA_CUDA_SM90A_SOURCE_PAGES_CUH
 #define FLASHMLA_CUDA_SM90A_SOURCE_PAGES_CUH
@@ -15,13 +16,18 @@ typedef struct tile_place {
     bool there;
 } tile_place;
 
-static __device__ __forceinline__ tile_place find_tile(const fmlac_mqa &p, const fmlac_work &w, int32_t tile)
+static __device__ __forceinline__ tile_place place_tile(const fmlac_mqa &p, int32_t position, int32_t page)
 {
-    int32_t position = tile * TOKENS, page = fetch_page(p, w, position);
     bool there = page >= 0 && page < p.main.pool.num_pages;
     tile_place place = {there ? page : (int32_t)p.main.pool.num_pages,
                         (int32_t)((uint32_t)position % (uint32_t)p.main.pool.page_size), there};
     return place;
+}
+
+static __device__ __forceinline__ tile_place find_tile(const fmlac_mqa &p, const fmlac_work &w, int32_t tile)
+{
+    int32_t position = tile * TOKENS, page = fetch_page(p, w, position);
+    return place_tile(p, position, page);
 }
 
 /* A portion of a tile. */
@@ -38,6 +44,18 @@ static __device__ __forceinline__ void copy_portion(const fmlac_mqa_sm90a &all, 
     }
 }
 
+/* Which tokens of tile `tile` of the list are there, and what follows: with the tile's last portion. */
+template <int BLOCKS>
+static __device__ __forceinline__ void set_mask(const fmlac_work &w, plan<BLOCKS> *m, int slot, int32_t tile,
+                                                const tile_place &place, bool more)
+{
+    int64_t left = w.main_count - tile * TOKENS;
+    uint64_t mask = !place.there ? 0 : left >= 64 ? ~0ull : (1ull << left) - 1;
+    m->mask[slot][0] = (uint32_t)mask;
+    m->mask[slot][1] = (uint32_t)(mask >> 32);
+    m->more[slot] = more;
+}
+
 /* Tile `tile` of the list, which lies at `place`, into a slot; one lane calls. */
 template <int BLOCKS>
 static __device__ __forceinline__ void copy_tile(const fmlac_mqa_sm90a &all, const fmlac_work &w, plan<BLOCKS> *m,
@@ -48,18 +66,65 @@ static __device__ __forceinline__ void copy_tile(const fmlac_mqa_sm90a &all, con
     for (int half = 0; half < 2; half++) {
         ptx_mbarrier_wait(ptx_shared_address(&m->free[slot][half]), parity ^ 1);
         if (half == 1) {
-            int64_t left = w.main_count - tile * TOKENS;
-            uint64_t mask = !place.there ? 0 : left >= 64 ? ~0ull : (1ull << left) - 1;
-            m->mask[slot][0] = (uint32_t)mask;
-            m->mask[slot][1] = (uint32_t)(mask >> 32);
-            m->more[slot] = more;
+            set_mask(w, m, slot, tile, place, more);
         }
         copy_portion<BLOCKS>(all, w, m, slot, 2 * half, place);
         copy_portion<BLOCKS>(all, w, m, slot, 2 * half + 1, place);
     }
 }
 
-template <int BLOCKS> static __device__ __forceinline__ void produce_pages(const fmlac_mqa_sm90a &all, plan<BLOCKS> *m)
+/* In turns, all that is asked about a plain tile. all_see: tokens that every row sees. */
+#define STATE_MORE    1 /* another tile of the piece follows */
+#define STATE_MASKED  2 /* some rows do not attend all tokens */
+#define STATE_UNCLEAN 4 /* some rows do not see all tokens: values may be numbers that they must not meet */
+#define STATE_NEVER   8 /* of no tile, which ptxas does not know */
+
+template <int BLOCKS>
+static __device__ __forceinline__ void set_state(const fmlac_work &w, plan<BLOCKS> *m, int slot, int32_t tile,
+                                                 const tile_place &place, bool more, int32_t all_see)
+{
+    int32_t end = tile * TOKENS + TOKENS;
+    bool whole = place.there && end <= w.main_count && end <= all_see;
+    bool unclean = all_see < end && all_see < w.main_count;
+    m->more[slot] = (more ? STATE_MORE : 0) | (whole ? 0 : STATE_MASKED) | (unclean ? STATE_UNCLEAN : 0);
+}
+
+/* In turns: half `half` of it. Who has read block 8, or more[], may be the one who frees the other half. */
+template <int BLOCKS>
+static __device__ __forceinline__ void copy_half(const fmlac_mqa_sm90a &all, const fmlac_work &w, plan<BLOCKS> *m,
+                                                 int slot, int half, uint32_t parity, int32_t tile,
+                                                 const tile_place &place, bool more, int32_t all_see)
+{
+    ptx_mbarrier_wait(ptx_shared_address(&m->free[slot][half]), parity ^ 1);
+    copy_portion<BLOCKS>(all, w, m, slot, 2 * half, place);
+    if (half == 1) {
+        ptx_mbarrier_wait(ptx_shared_address(&m->free[slot][0]), parity ^ 1);
+        set_mask(w, m, slot, tile, place, more);
+        set_state(w, m, slot, tile, place, more, all_see);
+    }
+    copy_portion<BLOCKS>(all, w, m, slot, 2 * half + 1, place);
+}
+
+/* In turns: half `half` of a piece's tiles. */
+template <int BLOCKS>
+static __device__ __forceinline__ void copy_halves(const fmlac_mqa_sm90a &all, const fmlac_work &w, plan<BLOCKS> *m,
+                                                   const piece &c, slot_uses uses, int half)
+{
+    const fmlac_mqa &p = all.mqa;
+    const int32_t begin = c.begin, end = c.end, all_see = c.all_see;
+    int32_t next = begin < end ? fetch_page(p, w, begin * TOKENS) : 0;
+#pragma unroll 1
+    for (int32_t t = begin; t < end; t++) {
+        const tile_place place = place_tile(p, t * TOKENS, next);
+        if (t + 1 < end) { /* a tile ahead, and not looked at before its turn: the table is far away */
+            next = fetch_page(p, w, (t + 1) * TOKENS);
+        }
+        copy_half(all, w, m, (t - begin) & 1, half, tile_parity(uses, t - begin), t, place, t + 1 < end, all_see);
+    }
+}
+
+template <int BLOCKS, int TURNS>
+static __device__ __forceinline__ void produce_pages(const fmlac_mqa_sm90a &all, plan<BLOCKS> *m)
 {
     const fmlac_mqa &p = all.mqa;
     if (threadIdx.x / 32 == MMA_WARPS + 1) { /* the scout */
@@ -69,9 +134,10 @@ template <int BLOCKS> static __device__ __forceinline__ void produce_pages(const
         }
         return;
     }
-    if (threadIdx.x != MMA_WARPS * 32) {
+    if (TURNS ? threadIdx.x % 64 != 0 : threadIdx.x != MMA_WARPS * 32) {
         return;
     }
+    const int half = (int)(threadIdx.x - MMA_WARPS * 32) / 64;
     slot_uses uses = 0;
 #pragma unroll 1
     for (uint32_t i = 0;; i++) {
@@ -82,17 +148,21 @@ template <int BLOCKS> static __device__ __forceinline__ void produce_pages(const
         }
         const fmlac_work w = c.work;
         int32_t begin = c.begin, end = c.end;
-        tile_place place, next;
-        if (begin < end) {
-            next = find_tile(p, w, begin);
-        }
-#pragma unroll 1
-        for (int32_t t = begin; t < end; t++) {
-            place = next;
-            if (t + 1 < end) { /* asked before the waits: the table is far away */
-                next = find_tile(p, w, t + 1);
+        if constexpr (TURNS) {
+            copy_halves(all, w, m, c, uses, half);
+        } else {
+            tile_place place, next;
+            if (begin < end) {
+                next = find_tile(p, w, begin);
             }
-            copy_tile<BLOCKS>(all, w, m, (t - begin) & 1, tile_parity(uses, t - begin), t, place, t + 1 < end);
+#pragma unroll 1
+            for (int32_t t = begin; t < end; t++) {
+                place = next;
+                if (t + 1 < end) { /* asked before the waits: the table is far away */
+                    next = find_tile(p, w, t + 1);
+                }
+                copy_tile<BLOCKS>(all, w, m, (t - begin) & 1, tile_parity(uses, t - begin), t, place, t + 1 < end);
+            }
         }
         uses = uses_after(uses, end - begin);
         ptx_mbarrier_arrive(ptx_shared_address(&m->piece_free[i & 1]));
