@@ -8,6 +8,7 @@
 #if FMLAC_HAVE_HOPPER
 
 #include <cuda.h>
+#include <stddef.h>
 #include <string.h>
 
 #include "../sm90a/params.h"
@@ -125,34 +126,44 @@ static bool pair_reads(const fmlac_list *list)
            (pool->layout != FMLAC_LAYOUT_PAGE || pool->scale_row_bytes % unit == 0);
 }
 
+/* What a tensor map can have. */
+static bool strides_fit(const uint64_t strides[3])
+{
+    for (int i = 0; i < 3; i++) {
+        if (strides[i] == 0 || strides[i] >= (uint64_t)1 << 40) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Of heads, query tokens and requests, in bytes. */
+static void query_strides(const fmlac_mqa *p, uint64_t strides[3])
+{
+    const int64_t *stride = p->q.stride;
+    strides[0] = 2 * (uint64_t)stride[2];
+    strides[1] = 2 * (uint64_t)stride[p->s_q > 1 ? 1 : 2];
+    strides[2] = 2 * (uint64_t)stride[p->num_tokens > p->s_q ? 0 : 2];
+}
+
 /* More than 64 heads of quantised tokens: two blocks share the expanding. */
 static const fmlac_kernel *choose_pair(const fmlac_state *state, const fmlac_mqa *p, bool extra)
 {
+    uint64_t strides[3];
+    query_strides(p, strides);
     bool fits = state->pairs && state->processors >= 2 && p->h_q / p->h_kv > FMLAC_HOPPER_ROWS &&
-                pair_reads(&p->main) && (!extra || pair_reads(&p->extra));
+                pair_reads(&p->main) && (!extra || pair_reads(&p->extra)) && state->encode_tensor_map &&
+                strides_fit(strides);
     return fits ? &pairs[p->d_qk > 512] : NULL;
 }
 
-/* Strides that a tensor map can have. */
+/* Of tokens, pages and KV heads, in bytes. */
 static void page_strides(const fmlac_mqa *p, uint64_t strides[3])
 {
     const fmlac_pool *pool = &p->main.pool;
     strides[0] = (uint64_t)pool->token_stride;
     strides[1] = (uint64_t)pool->page_stride;
     strides[2] = (uint64_t)(p->h_kv > 1 ? pool->head_stride : pool->page_stride);
-}
-
-static bool strides_fit(const fmlac_mqa *p)
-{
-    const uint64_t stride_max = (uint64_t)1 << 40;
-    uint64_t strides[3];
-    page_strides(p, strides);
-    for (int i = 0; i < 3; i++) {
-        if (strides[i] == 0 || strides[i] >= stride_max) {
-            return false;
-        }
-    }
-    return true;
 }
 
 static bool is_short(const fmlac_list *list)
@@ -189,8 +200,10 @@ const fmlac_kernel *fmlac_hopper_choose(const fmlac_state *state, const fmlac_mq
     if (!reads_plain(p, &p->main) || (extra && !reads_plain(p, &p->extra))) {
         return NULL;
     }
+    uint64_t strides[3];
+    page_strides(p, strides);
     bool pages = p->main.kind == FMLAC_LIST_PAGED && p->main.pool.page_size % FMLAC_HOPPER_TOKENS == 0 &&
-                 p->main.pool.aligned && state->encode_tensor_map && strides_fit(p);
+                 p->main.pool.aligned && state->encode_tensor_map && strides_fit(strides);
     return &kernels[!pages ? FROM_ROWS : takes_turns(p) ? IN_TURNS : FROM_PAGES][f16][wide];
 }
 
@@ -208,6 +221,39 @@ static bool encode_pages(const fmlac_state *state, const fmlac_mqa *p, fmlac_ten
                   p->q.dtype == FMLAC_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4,
                   pool->data, dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+/* Q of a pair's call as [batch][s_q][h_q][d_qk], in boxes of 64 heads. */
+static bool encode_queries(const fmlac_state *state, const fmlac_mqa *p, fmlac_pair_sm90a *to)
+{
+    encode_tiled encode = (encode_tiled)state->encode_tensor_map;
+    cuuint64_t dims[4] = {(cuuint64_t)p->d_qk, (cuuint64_t)p->h_q, (cuuint64_t)p->s_q,
+                          (cuuint64_t)fmlac_ceil(p->num_tokens, p->s_q)};
+    uint64_t strides[3];
+    cuuint32_t steps[4] = {1, 1, 1, 1};
+    fmlac_tensor_map *maps[2] = {&to->q, &to->q_rope};
+    query_strides(p, strides);
+    for (int i = 0; i < 2; i++) {
+        cuuint32_t box[4] = {i == 0 ? 64 : 32, 64, 1, 1};
+        if (encode((CUtensorMap *)maps[i], CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, p->q.data, dims, strides, box, steps,
+                   CU_TENSOR_MAP_INTERLEAVE_NONE, i == 0 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static fmla_status enqueue_pairs(const fmlac_state *state, const fmlai_call *call, fmlac_launch *launch,
+                                 const fmlac_mqa *p)
+{
+    fmlac_pair_sm90a all;
+    memset(&all, 0, offsetof(fmlac_pair_sm90a, mqa));
+    all.mqa = *p;
+    if (!encode_queries(state, p, &all)) {
+        return fmlai_fail(call->error, FMLA_ERROR_DEVICE, "%s: no tensor map of the queries", launch->name);
+    }
+    return fmlac_enqueue(state, call, launch, &all);
 }
 
 fmla_status fmlac_hopper_enqueue(const fmlac_state *state, const fmlai_call *call, fmlac_launch *launch,
@@ -228,7 +274,7 @@ fmla_status fmlac_hopper_enqueue(const fmlac_state *state, const fmlai_call *cal
         launch->cluster = kernel->cluster;
     }
     if (kernel == &pairs[wide]) {
-        return fmlac_enqueue(state, call, launch, p);
+        return enqueue_pairs(state, call, launch, p);
     }
     return fmlac_enqueue(state, call, launch, &all);
 }

@@ -100,11 +100,11 @@ static __device__ __forceinline__ void pair_scores(float s[32], const pair_view 
         ptx_wgmma_n64_ss<0>(s, ptx_wgmma_advance(q, offset), ptx_wgmma_advance(k, offset), i > 0);
     }
     if (BLOCKS == 9) {
-        uint32_t q_rope = ptx_wgmma_tile(PAIR_AT(q_rope) + v.group * 64, BLOCK_BYTES);
+        uint32_t q_rope = ptx_wgmma_tile(PAIR_AT(q_rope) + v.group * NARROW_BYTES, BLOCK_BYTES);
         uint32_t k_rope = ptx_wgmma_tile(PAIR_AT(k_rope) + (tile & 1) * 64, BLOCK_BYTES);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            ptx_wgmma_n64_ss<0>(s, ptx_wgmma_advance(q_rope, i * 32), ptx_wgmma_advance(k_rope, i * 32), 1);
+            ptx_wgmma_n64_ss_narrow(s, ptx_wgmma_advance(q_rope, i * 32), ptx_wgmma_advance(k_rope, i * 32), 1);
         }
     }
     ptx_wgmma_commit();
@@ -239,56 +239,46 @@ typedef struct pair_turns {
     bool begins;    /* owner: the next one is */
 } pair_turns;
 
-/* The warpgroup's 64 rows of Q, the block's dims, set out. Rows beyond the last are zeros. */
+/* The warpgroup's 64 rows of Q, the block's dims, set out, by one lane. Rows beyond the last head are zeros; those of
+ * another KV head's heads are computed and not read. */
 template <int BLOCKS>
-static __device__ __forceinline__ void copy_query(const fmlac_mqa &p, const fmlac_work &w, int group)
+static __device__ __forceinline__ void box_query(const fmlac_pair_sm90a &all, const piece &c, int group)
 {
-    int thread = (int)ptx_thread() % 128, chunk = thread % 8;
-    uint32_t rank = ptx_cluster_rank();
-    uint32_t to = PAIR_AT(q) + group * HALF_BLOCKS * BLOCK_BYTES, to_rope = PAIR_AT(q_rope);
-    int at = thread / 8;
+    uint32_t full = PAIR_AT(q_full) + group * 8, to = PAIR_AT(q) + group * HALF_BLOCKS * BLOCK_BYTES;
+    int32_t rank = (int32_t)ptx_cluster_rank();
+    int32_t head = c.work.kv_head * c.work.group + (int32_t)c.work.row0 + group * 64;
+    ptx_mbarrier_arrive_expect(full, HALF_BLOCKS * BLOCK_BYTES + (BLOCKS == 9 ? NARROW_BYTES : 0));
 #pragma unroll 1
-    for (; at < 64; at += 16) {
-        int row = group * 64 + at;
-        bool there = row < w.rows;
-        int64_t token;
-        int32_t head;
-        row_token_head(w, there ? row : 0, &token, &head);
-        const uint8_t *from = (const uint8_t *)p.q.data + 2 * row_offset(&p.q, &p, token, head) + chunk * 16;
-#pragma unroll
-        for (int block = 0; block < HALF_BLOCKS; block++) {
-            ptx_copy_async_16(to + chunk_offset(at, block * 8 + chunk), from + rank * PAIR_DIMS * 2 + block * 128,
-                              there ? 16 : 0);
-        }
-        if (BLOCKS == 9 && chunk < 4) {
-            ptx_copy_async_16(to_rope + chunk_offset(at, group * 4 + chunk), from + 1024 + rank * 64, there ? 16 : 0);
-        }
+    for (int block = 0; block < HALF_BLOCKS; block++) {
+        ptx_tma_load_4d(to + block * BLOCK_BYTES, &all.q, full, rank * PAIR_DIMS + block * 64, head, c.inner, c.outer,
+                        PTX_L2_EVICT_NORMAL);
     }
-    ptx_copy_async_commit();
+    if (BLOCKS == 9) {
+        ptx_tma_load_4d(PAIR_AT(q_rope) + group * NARROW_BYTES, &all.q_rope, full, 2 * PAIR_DIMS + rank * 32, head,
+                        c.inner, c.outer, PTX_L2_EVICT_NORMAL);
+    }
 }
 
-/* Q for the next piece, set out once the warpgroup's scores of the piece before are done in all warps; that of the
- * first may have set out early. */
+/* Q for the next piece sets out once the warpgroup's scores of the piece before are done in all warps. */
 template <int BLOCKS>
-static __device__ __forceinline__ void fetch_query(const fmlac_mqa &p, const pair_plan<BLOCKS> *m, pair_turns *turns,
-                                                   int group)
+static __device__ __forceinline__ void fetch_query(const fmlac_pair_sm90a &all, const pair_plan<BLOCKS> *m,
+                                                   pair_turns *turns, int group)
 {
     ring_place at = ring_at<PIECES>(turns->piece);
     ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[at.at]), at.use);
     const piece &c = m->pieces[at.at];
     ptx_barrier_sync(BARRIER_PAIR + group, 128);
     turns->there = uniform(c.there) != 0;
-    if (turns->there && !c.early) {
-        ptx_copy_async_wait<0>(); /* a wrong guess */
-        copy_query<BLOCKS>(p, c.work, group);
+    if (turns->there && uniform(ptx_thread() / 32) % 4 == 0 && ptx_elect()) {
+        box_query<BLOCKS>(all, c, group);
     }
+    __syncwarp();
 }
 
-static __device__ __forceinline__ void await_query(int group)
+/* Q of piece number `piece` is there. */
+template <int BLOCKS> static __device__ __forceinline__ void await_query(uint32_t piece, int group)
 {
-    ptx_copy_async_wait<0>();
-    ptx_fence_async_proxy();
-    ptx_barrier_sync(BARRIER_PAIR + group, 128);
+    ptx_mbarrier_wait(PAIR_AT(q_full) + group * 8, piece & 1);
 }
 
 /* A thread's first row of its warpgroup's 64; the other one is 8 further on. Read anew. */
@@ -298,26 +288,34 @@ static __device__ __forceinline__ int pair_row(void)
     return thread / 32 * 16 + thread % 32 / 4;
 }
 
-/* The owner has all weights of a piece: what its rows end with goes out and to the helper, and Q of the next sets
- * out. */
+/* The owner has all weights of a piece: Q of the next sets out, and what rows end with goes out and to the helper. Of
+ * four lanes, which share two rows, each sees to one: this is code that has not run for long, and so takes as long as
+ * there is of it. */
 template <int BLOCKS>
-static __device__ __forceinline__ void pair_finish(const fmlac_mqa &p, const uint32_t a[16], softmax_rows &rows,
-                                                   const pair_view &v, pair_plan<BLOCKS> *m, pair_turns *turns)
+static __device__ __forceinline__ void pair_finish(const fmlac_pair_sm90a &all, const uint32_t a[16],
+                                                   softmax_rows &rows, const pair_view &v, pair_plan<BLOCKS> *m,
+                                                   pair_turns *turns)
 {
+    const fmlac_mqa &p = all.mqa;
     const piece &c = m->pieces[turns->piece % PIECES];
-    bool stores = threadIdx.x % 4 == 0;
-    int row = pair_row();
-    float factor[2], sink[2] = {row_sink(p, c, row), row_sink(p, c, row + 8)};
     turns->piece++;
-    fetch_query<BLOCKS>(p, m, turns, v.group);
+    fetch_query<BLOCKS>(all, m, turns, v.group);
+    int q = (int)ptx_thread() % 4, row = pair_row() + q % 2 * 8;
+    float sink = row_sink(p, c, row);
     join_sums(rows);
-    for (int h = 0; h < 2; h++) {
-        factor[h] = row_factor(rows.reference[h], rows.sum[h], sink[h]);
-        if (stores) {
-            store_scalars(p, c, PAIR_ROWS, row + 8 * h, rows.reference[h], rows.max[h], rows.sum[h]);
-            m->last[turns->piece & 1][row % 64 + 8 * h] = factor[h];
-        }
+    float reference = rows.reference[0], sum = rows.sum[0], max = rows.max[0];
+    if (q % 2 == 1) {
+        reference = rows.reference[1];
+        sum = rows.sum[1];
+        max = rows.max[1];
     }
+    float own = row_factor(reference, sum, sink);
+    if (q < 2) {
+        store_scalars(p, c, PAIR_ROWS, row, reference, max, sum);
+        m->last[turns->piece & 1][row % 64] = own;
+    }
+    float factor[2] = {__shfl_sync(0xFFFFFFFFu, own, threadIdx.x % 32 & ~1u),
+                       __shfl_sync(0xFFFFFFFFu, own, threadIdx.x % 32 | 1u)};
     send_weights<BLOCKS>(a, factor, v, turns->message++);
 }
 
@@ -367,7 +365,7 @@ static __device__ __forceinline__ uint32_t own_tiles(float o[128], uint32_t a[16
 /* The owner goes on until the output of a piece is complete: it has scores of the next piece's first tile then, so that
  * the tensor cores do not wait at the border. */
 template <int BLOCKS>
-static __device__ __forceinline__ void pair_own(const fmlac_mqa &p, float o[128], uint32_t a[16], softmax_rows &rows,
+static __device__ __forceinline__ void pair_own(const fmlac_pair_sm90a &all, float o[128], uint32_t a[16], softmax_rows &rows,
                                                 const pair_view &v, pair_plan<BLOCKS> *m, pair_turns *turns)
 {
     row_bases bases;
@@ -375,7 +373,7 @@ static __device__ __forceinline__ void pair_own(const fmlac_mqa &p, float o[128]
 #pragma unroll 1
     do {
         if (turns->begins && turns->there) {
-            await_query(v.group);
+            await_query<BLOCKS>(turns->piece, v.group);
             rows.reference[0] = rows.reference[1] = rows.max[0] = rows.max[1] = -FMLAC_INFINITY;
             rows.sum[0] = rows.sum[1] = 0.0f;
         }
@@ -385,7 +383,7 @@ static __device__ __forceinline__ void pair_own(const fmlac_mqa &p, float o[128]
             rescale(o, bases.factor);
         }
         if (note != 0 && !(note & NOTE_MORE)) {
-            pair_finish<BLOCKS>(p, a, rows, v, m, turns);
+            pair_finish<BLOCKS>(all, a, rows, v, m, turns);
             turns->begins = true;
         }
     } while (note != 0 && (!(note & NOTE_FIRST) || turns->scored == 1));
@@ -393,12 +391,12 @@ static __device__ __forceinline__ void pair_own(const fmlac_mqa &p, float o[128]
 
 /* The helper's scores of the next tile. */
 template <int BLOCKS>
-static __device__ __forceinline__ void help_scores(const fmlac_mqa &p, const pair_view &v, const pair_plan<BLOCKS> *m,
+static __device__ __forceinline__ void help_scores(const fmlac_pair_sm90a &all, const pair_view &v, const pair_plan<BLOCKS> *m,
                                                    pair_turns *turns)
 {
     uint32_t turn = turns->scored, slot = await_tile<BLOCKS>(turn), note = uniform(tile_note(m, slot));
     if (note & NOTE_FIRST) {
-        await_query(v.group);
+        await_query<BLOCKS>(turns->piece, v.group);
     }
     float s[32];
     pair_scores<BLOCKS>(s, v, slot, turn);
@@ -411,14 +409,14 @@ static __device__ __forceinline__ void help_scores(const fmlac_mqa &p, const pai
     turns->scored = turn + 1;
     if (!(note & NOTE_MORE)) {
         turns->piece++;
-        fetch_query<BLOCKS>(p, m, turns, v.group);
+        fetch_query<BLOCKS>(all, m, turns, v.group);
     }
 }
 
 /* The helper goes on until the output of a piece is complete; its scores are two tiles ahead of its values. factor:
  * what rows are multiplied by in the end. */
 template <int BLOCKS>
-static __device__ __forceinline__ void pair_help(const fmlac_mqa &p, float o[128], uint32_t a[16], const pair_view &v,
+static __device__ __forceinline__ void pair_help(const fmlac_pair_sm90a &all, float o[128], uint32_t a[16], const pair_view &v,
                                                  const pair_plan<BLOCKS> *m, pair_turns *turns, float factor[2])
 {
     uint32_t note;
@@ -426,7 +424,7 @@ static __device__ __forceinline__ void pair_help(const fmlac_mqa &p, float o[128
     do {
 #pragma unroll 1
         while (turns->there && turns->scored < turns->tile + 2) {
-            help_scores<BLOCKS>(p, v, m, turns);
+            help_scores<BLOCKS>(all, v, m, turns);
         }
         uint32_t slot = ring_at<STAGES>(turns->tile).at;
         take_weights<BLOCKS>(a, factor, v, turns->message++);
@@ -446,29 +444,29 @@ static __device__ __forceinline__ void pair_help(const fmlac_mqa &p, float o[128
 
 /* Everything that a warpgroup does. */
 template <int BLOCKS>
-static __device__ __forceinline__ void pair_consume(const fmlac_mqa &p, pair_plan<BLOCKS> *m, const pair_view &v,
+static __device__ __forceinline__ void pair_consume(const fmlac_pair_sm90a &all, pair_plan<BLOCKS> *m, const pair_view &v,
                                                     bool owner)
 {
+    const fmlac_mqa &p = all.mqa;
     pair_turns turns = {0, 0, 0, 0, false, false, true};
     softmax_rows rows = {p.scale * LOG2_E, {0, 0}, {0, 0}, {0, 0}};
     float o[128], factor[2];
     uint32_t a[16] = {0};
-    fetch_query<BLOCKS>(p, m, &turns, v.group);
+    fetch_query<BLOCKS>(all, m, &turns, v.group);
 #pragma unroll 1
     for (uint32_t i = 0;; i++) {
         const piece &c = m->pieces[i % PIECES];
         if (!c.there) {
-            ptx_copy_async_wait<0>();
             return;
         }
         if (owner) {
-            pair_own<BLOCKS>(p, o, a, rows, v, m, &turns);
+            pair_own<BLOCKS>(all, o, a, rows, v, m, &turns);
             int row = pair_row() % 64;
             __syncwarp();
             factor[0] = m->last[(i + 1) & 1][row];
             factor[1] = m->last[(i + 1) & 1][row + 8];
         } else {
-            pair_help<BLOCKS>(p, o, a, v, m, &turns, factor);
+            pair_help<BLOCKS>(all, o, a, v, m, &turns, factor);
         }
         store_output(p, c, PAIR_ROWS, pair_row(), o, factor, ptx_cluster_rank() * PAIR_DIMS, NO_STAGE);
         __syncwarp();
@@ -500,6 +498,9 @@ static __device__ __forceinline__ void pair_barriers(const fmlac_mqa &p, pair_pl
         ptx_mbarrier_init(ptx_shared_address(&m->piece_full[i]), 1);
         ptx_mbarrier_init(ptx_shared_address(&m->piece_free[i]), MMA_WARPS + LOAD_WARPS);
     }
+    for (int i = 0; i < 2; i++) {
+        ptx_mbarrier_init(ptx_shared_address(&m->q_full[i]), 1);
+    }
     ptx_mbarrier_init(ptx_shared_address(&m->scores_full), 1);
     ptx_mbarrier_init(ptx_shared_address(&m->weights_full), 1);
     ptx_mbarrier_init(ptx_shared_address(&m->scores_empty), 4);
@@ -511,30 +512,35 @@ static __device__ __forceinline__ void pair_barriers(const fmlac_mqa &p, pair_pl
 
 /* What need not wait for the scout; a barrier of the cluster follows. */
 template <int BLOCKS>
-static __device__ __forceinline__ void pair_prologue(const fmlac_mqa &p, pair_plan<BLOCKS> *m, uint32_t rank)
+static __device__ __forceinline__ void pair_prologue(const fmlac_pair_sm90a &all, pair_plan<BLOCKS> *m, uint32_t rank)
 {
-    int warp = threadIdx.x / 32;
-    fmlac_work w = {};
-    int32_t begin;
-    bool guessed = walk_guess(p, (int32_t)(blockIdx.x / 2), &w, &begin);
+    const fmlac_mqa &p = all.mqa;
     if (threadIdx.x == MMA_WARPS * 32) {
         pair_barriers<BLOCKS>(p, m, rank);
-        m->walk.guess = guessed ? (int32_t)w.first : -1;
+        m->walk.guess = -1;
     }
-    if (guessed && warp == MMA_WARPS + 1) {
-        prefetch_list(p, w, begin, (int)threadIdx.x % 32);
+    if (threadIdx.x / 32 == MMA_WARPS + 1) {
+        fmlac_work w = {};
+        int32_t begin;
+        if (walk_guess(p, (int32_t)(blockIdx.x / 2), &w, &begin)) {
+            prefetch_list(p, w, begin, (int)threadIdx.x % 32);
+        }
     }
-    if (guessed && warp < MMA_WARPS) {
-        copy_query<BLOCKS>(p, w, warp / 4);
+    if (threadIdx.x == 0) {
+        ptx_tma_prefetch_map(&all.q);
+        if (BLOCKS == 9) {
+            ptx_tma_prefetch_map(&all.q_rope);
+        }
     }
 }
 
 /* BLOCKS: 64-dim blocks of a token, 8 or 9. */
-template <int BLOCKS> static __device__ __forceinline__ void pair(const fmlac_mqa &p)
+template <int BLOCKS> static __device__ __forceinline__ void pair(const fmlac_pair_sm90a &all)
 {
+    const fmlac_mqa &p = all.mqa;
     pair_plan<BLOCKS> *m = (pair_plan<BLOCKS> *)ptx_shared();
     uint32_t rank = ptx_cluster_rank();
-    pair_prologue<BLOCKS>(p, m, rank);
+    pair_prologue<BLOCKS>(all, m, rank);
     __syncthreads();
     ptx_cluster_sync_barriers();
     ptx_grid_wait();
@@ -544,7 +550,7 @@ template <int BLOCKS> static __device__ __forceinline__ void pair(const fmlac_mq
     if (group < 2) {
         ptx_registers_take<208>();
         pair_view v = {threadIdx.x % 128 * 16, group};
-        pair_consume<BLOCKS>(p, m, v, (uint32_t)group == rank);
+        pair_consume<BLOCKS>(all, m, v, (uint32_t)group == rank);
     } else {
         ptx_registers_give<48>();
         bool rope = rope_chunks<BLOCKS>(p, rank) > 0;

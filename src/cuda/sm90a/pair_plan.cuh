@@ -11,6 +11,7 @@
 #define PAIR_ROWS    FMLAC_PAIR_ROWS /* rows of queries of a pair */
 #define PAIR_DIMS    256             /* of a token, without RoPE dims that come on top: a block's half */
 #define HALF_BLOCKS  (PAIR_DIMS / 64)
+#define NARROW_BYTES 4096 /* 64 rows of 32 dims, swizzled by 64 bytes */
 #define STAGES       3
 #define PIECES       4 /* a helper that waits for Q of a piece may owe the output of the third before */
 #define GATHER_WARPS 2 /* and a third one where it has no RoPE dims to copy */
@@ -52,8 +53,8 @@ template <int BLOCKS> struct pair_plan {
     typedef raw_ring<BLOCKS> ring;
     unsigned char q[2][HALF_BLOCKS][BLOCK_BYTES]; /* 64 rows per warpgroup */
     unsigned char k[STAGES][HALF_BLOCKS][BLOCK_BYTES];
-    /* RoPE dims on top, 32 of them, so two tiles share a block, left and right: Q of the warpgroups; two tiles. */
-    unsigned char q_rope[BLOCKS == 9 ? BLOCK_BYTES : 16], k_rope[BLOCKS == 9 ? BLOCK_BYTES : 16];
+    /* RoPE dims on top, 32 of them: Q of the warpgroups; two tiles, which share a block, left and right. */
+    unsigned char q_rope[2][BLOCKS == 9 ? NARROW_BYTES : 16], k_rope[BLOCKS == 9 ? BLOCK_BYTES : 16];
     unsigned char scores[SCORE_BYTES];   /* by the peer's helper, of the rows that this block owns */
     unsigned char weights[WEIGHT_BYTES]; /* by the peer's owner, of the rows that it owns */
     unsigned char raw[ring::GROUPS][GROUP_ROWS / 2 * RAW_TWO];
@@ -62,7 +63,7 @@ template <int BLOCKS> struct pair_plan {
     uint32_t raw_notes[ring::GROUPS]; /* of the groups' tiles */
     uint32_t stage_notes[STAGES];
     uint64_t full[STAGES], empty[STAGES];
-    uint64_t rope_empty[2];
+    uint64_t rope_empty[2], q_full[2];
     uint64_t scores_full, scores_empty, weights_full, weights_empty;
     uint64_t places_full[2], places_empty[2];
     uint64_t raw_full[ring::GROUPS], raw_empty[ring::GROUPS];

@@ -208,11 +208,8 @@ static __device__ __forceinline__ void prefetch_query(const fmlac_mqa &p, const 
 {
     uint32_t rank = ptx_cluster_rank();
 #pragma unroll 1
-    for (int row = lane; row < c.work.rows && !c.early; row += 32) {
-        int64_t token;
-        int32_t head;
-        row_token_head(c.work, row, &token, &head);
-        const uint8_t *from = (const uint8_t *)p.q.data + 2 * row_offset(&p.q, &p, token, head);
+    for (int row = lane; row < c.work.rows; row += 32) {
+        const uint8_t *from = (const uint8_t *)p.q.data + 2 * piece_row(p, p.q, c, row);
 #pragma unroll
         for (int line = 0; line < PAIR_DIMS * 2 / 128; line++) {
             ptx_prefetch_l2(from + rank * PAIR_DIMS * 2 + line * 128);

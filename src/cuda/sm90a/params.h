@@ -26,6 +26,13 @@ typedef struct fmlac_tensor_map {
 } fmlac_tensor_map;
 #endif
 
+/* Pairs of blocks: Q as [batch][s_q][h_q][d_qk]. */
+typedef struct fmlac_pair_sm90a {
+    fmlac_tensor_map q;      /* boxes of 64 heads x 64 dims */
+    fmlac_tensor_map q_rope; /* of 64 heads x 32 dims */
+    fmlac_mqa mqa;
+} fmlac_pair_sm90a;
+
 typedef struct fmlac_mqa_sm90a {
     fmlac_tensor_map pages; /* SOURCE_PAGES: the main pool as [h_kv][num_pages][page_size][d_qk], boxes of 64 x 64 */
     fmlac_mqa mqa;

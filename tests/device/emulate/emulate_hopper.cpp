@@ -186,9 +186,10 @@ void ptx_mbarrier_arrive_copies(uint32_t barrier)
     late.push_back(taken);
 }
 
-static uint32_t swizzled(uint32_t address)
+/* row: bytes of a row, 128 or 64. */
+static uint32_t swizzled(uint32_t address, uint32_t row)
 {
-    return address ^ ((address >> 7 & 7) << 4);
+    return address ^ ((address >> 7 & (row / 16 - 1)) << 4);
 }
 
 static void load_box(unsigned char *block, uint32_t shared, const void *map, uint32_t barrier, int32_t x, int32_t y,
@@ -211,7 +212,7 @@ static void load_box(unsigned char *block, uint32_t shared, const void *map, uin
                 bytes = at[i] < m->dims[i] ? bytes : 0;
                 from += at[i] * m->strides[i - 1];
             }
-            c.pieces.push_back({swizzled(shared + row * 128 + chunk * 16), from, 16, bytes});
+            c.pieces.push_back({swizzled(shared + row * m->row + chunk * 16, m->row), from, 16, bytes});
         }
     }
     late.push_back(c);
@@ -310,10 +311,10 @@ static float number(uint32_t bits, bool f16)
     return f16 ? ptx_float_of_f16(bits) : __uint_as_float(bits << 16);
 }
 
-static uint32_t shared_16(uint32_t address)
+static uint32_t shared_16(uint32_t address, uint32_t row)
 {
     uint16_t x;
-    memcpy(&x, emu_shared() + swizzled(address), 2);
+    memcpy(&x, emu_shared() + swizzled(address, row), 2);
     return x;
 }
 
@@ -321,6 +322,7 @@ static void multiply(const product &p, int warp)
 {
     static float a[16][16], b[16][256];
     uint32_t a_at = (uint32_t)(p.a_descriptor & 0x3FFF) << 4, b_at = (uint32_t)(p.b_descriptor & 0x3FFF) << 4;
+    uint32_t a_row = p.a_descriptor >> 63 ? 64 : 128;
     uint32_t leading = (uint32_t)(p.b_descriptor >> 16 & 0x3FFF) << 4;
     for (int r = 0; r < 16; r++) {
         for (int k = 0; k < 16; k++) {
@@ -330,7 +332,7 @@ static void multiply(const product &p, int warp)
                 bits = pair >> (16 * (k % 2)) & 0xFFFF;
             } else {
                 uint32_t row = (uint32_t)(warp % 4 * 16 + r);
-                bits = shared_16(a_at + row / 8 * 1024 + row % 8 * 128 + (uint32_t)k * 2);
+                bits = shared_16(a_at + row * a_row + (uint32_t)k * 2, a_row);
             }
             a[r][k] = number(bits, p.f16);
         }
@@ -339,7 +341,7 @@ static void multiply(const product &p, int warp)
         for (uint32_t n = 0; n < (uint32_t)p.columns; n++) {
             uint32_t at = p.b_is_wide ? n / 64 * leading + k / 8 * 1024 + k % 8 * 128 + n % 64 * 2
                                       : n / 8 * 1024 + n % 8 * 128 + k * 2;
-            b[k][n] = number(shared_16(b_at + at), p.f16);
+            b[k][n] = number(shared_16(b_at + at, 128), p.f16);
         }
     }
     for (int r = 0; r < 16; r++) {

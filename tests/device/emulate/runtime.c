@@ -215,6 +215,7 @@ typedef struct emu_tensor_map {
     void *data;
     uint64_t dims[4], strides[3];
     uint32_t box[4];
+    uint32_t row; /* bytes of a row in shared memory, by which it is swizzled: 128, 64 */
 } emu_tensor_map;
 
 static CUresult encode(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *data, const cuuint64_t *dims,
@@ -224,7 +225,12 @@ static CUresult encode(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t ra
 {
     emu_tensor_map m = {.data = data};
     (void)type, (void)steps, (void)interleave, (void)promotion, (void)fill;
-    if (rank != 4 || swizzle != CU_TENSOR_MAP_SWIZZLE_128B || (uintptr_t)data % 16) {
+    if (rank != 4 || (swizzle != CU_TENSOR_MAP_SWIZZLE_128B && swizzle != CU_TENSOR_MAP_SWIZZLE_64B) ||
+        (uintptr_t)data % 16) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    m.row = swizzle == CU_TENSOR_MAP_SWIZZLE_64B ? 64 : 128;
+    if (box[0] * 2 != m.row) {
         return CUDA_ERROR_INVALID_VALUE;
     }
     for (int i = 0; i < 4; i++) {

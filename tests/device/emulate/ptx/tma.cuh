@@ -14,6 +14,7 @@ struct emu_tensor_map {
     void *data;
     uint64_t dims[4], strides[3];
     uint32_t box[4];
+    uint32_t row; /* bytes of a row in shared memory, by which it is swizzled: 128, 64 */
 };
 
 PTX_INLINE void ptx_tma_prefetch_map(const void *)
