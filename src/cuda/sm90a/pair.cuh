@@ -297,9 +297,7 @@ static __device__ __forceinline__ void pair_finish(const fmlac_pair_sm90a &all, 
                                                    pair_turns *turns)
 {
     const fmlac_mqa &p = all.mqa;
-    const piece &c = m->pieces[turns->piece % PIECES];
-    turns->piece++;
-    fetch_query<BLOCKS>(all, m, turns, v.group);
+    const piece &c = m->pieces[(turns->piece - 1) % PIECES];
     int q = (int)ptx_thread() % 4, row = pair_row() + q % 2 * 8;
     float sink = row_sink(p, c, row);
     join_sums(rows);
@@ -322,7 +320,7 @@ static __device__ __forceinline__ void pair_finish(const fmlac_pair_sm90a &all, 
 /* The owner's tiles, until anything else is due than the next one: after a piece's first and last, after one for which
  * the output must be multiplied, and at the end. Returns the note of the last one; 0: that was the end. */
 template <int BLOCKS>
-static __device__ __forceinline__ uint32_t own_tiles(float o[128], uint32_t a[16], softmax_rows &rows, row_bases *bases,
+static __device__ __forceinline__ uint32_t own_tiles(const fmlac_pair_sm90a &all, float o[128], uint32_t a[16], softmax_rows &rows, row_bases *bases,
                                                      const pair_view &v, pair_plan<BLOCKS> *m, pair_turns *turns)
 {
     uint32_t note;
@@ -343,6 +341,10 @@ static __device__ __forceinline__ uint32_t own_tiles(float o[128], uint32_t a[16
         if (there) {
             if (BLOCKS == 9) {
                 arrive_warp(PAIR_AT(rope_empty) + (turn & 1) * 8);
+            }
+            if (!(note & NOTE_MORE)) {
+                turns->piece++;
+                fetch_query<BLOCKS>(all, m, turns, v.group);
             }
             add_scores<BLOCKS>(s, v, turn);
             find_bases(s, rows, note & NOTE_COUNT, bases);
@@ -378,7 +380,7 @@ static __device__ __forceinline__ void pair_own(const fmlac_pair_sm90a &all, flo
             rows.sum[0] = rows.sum[1] = 0.0f;
         }
         turns->begins = false;
-        note = own_tiles<BLOCKS>(o, a, rows, &bases, v, m, turns);
+        note = own_tiles<BLOCKS>(all, o, a, rows, &bases, v, m, turns);
         if (note != 0 && !(note & NOTE_FIRST) && bases.moves) {
             rescale(o, bases.factor);
         }
