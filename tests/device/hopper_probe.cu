@@ -57,15 +57,17 @@ void watch_codes(void *report)
 
 #ifdef PROBE_PAIRS
 #include "sm90a/mqa_pair.cu"
+typedef fmlac_pair_sm90a probe_params;
 #define PAIR_BLOCKS 2
 #define KERNELS_BARRIERS                                                                                               \
-    "pair_plan<8>: %u, pair_plan<9>: %u up to %u: full[3], empty[3], rope_empty[2], scores_full, scores_empty, "       \
-    "weights_full, weights_empty, places_full[2], places_empty[2], raw_full[], raw_empty[], piece_full[%d], "          \
-    "piece_free[%d]",                                                                                                  \
+    "pair_plan<8>: %u, pair_plan<9>: %u up to %u: full[3], empty[3], rope_empty[2], q_full[2], scores_full, "          \
+    "scores_empty, weights_full, weights_empty, places_full[2], places_empty[2], raw_full[], raw_empty[], "            \
+    "piece_full[%d], piece_free[%d]",                                                                                  \
         (unsigned)offsetof(pair_plan<8>, full), (unsigned)offsetof(pair_plan<9>, full),                                \
         (unsigned)offsetof(pair_plan<9>, pieces), PIECES, PIECES
 #else
 #include "sm90a/mqa_bf16.cu"
+typedef fmlac_mqa_sm90a probe_params;
 #define PAIR_BLOCKS 1
 #define KERNELS_BARRIERS                                                                                               \
     "plan<9>, 64-token tiles: full[2][%d] at %u, free[2][2] at %u, piece_full[2], piece_free[2] at %u", PORTIONS,      \
@@ -261,7 +263,7 @@ static tensors make(const problem &x, bool with_keys)
 /* ---- the kernel's description ------------------------------------------------------------------------------------ */
 
 struct run_state {
-    fmlac_mqa_sm90a all;
+    probe_params all;
     void *out, *lse;
     const void *kernel;
     unsigned blocks, threads, cluster;
@@ -293,7 +295,9 @@ static void describe_pool(const problem &x, const tensors &t, fmlac_pool *pool)
     }
 }
 
-static void encode(fmlac_mqa_sm90a *all)
+/* A tensor map of 16-bit numbers, boxes of 64 rows x `columns` dims. */
+static void encode(fmlac_tensor_map *map, void *data, const cuuint64_t dims[4], const cuuint64_t strides[3],
+                   cuuint32_t columns)
 {
     typedef CUresult (*encode_tiled)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
                                      const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
@@ -302,19 +306,36 @@ static void encode(fmlac_mqa_sm90a *all)
     cudaDriverEntryPointQueryResult found;
     must(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found),
          "driver");
-    const fmlac_pool &pool = all->mqa.main.pool;
-    cuuint64_t dims[4] = {(cuuint64_t)pool.d_qk, (cuuint64_t)pool.page_size, (cuuint64_t)pool.num_pages, 1};
-    cuuint64_t strides[3] = {(cuuint64_t)pool.token_stride, (cuuint64_t)pool.page_stride, (cuuint64_t)pool.page_stride};
-    cuuint32_t box[4] = {64, 64, 1, 1}, steps[4] = {1, 1, 1, 1};
-    CUresult result =
-        ((encode_tiled)function)((CUtensorMap *)&all->pages, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, pool.data, dims,
-                                 strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    cuuint32_t box[4] = {columns, 64, 1, 1}, steps[4] = {1, 1, 1, 1};
+    CUresult result = ((encode_tiled)function)((CUtensorMap *)map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, data, dims,
+                                               strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                                               columns == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+                                               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result != CUDA_SUCCESS) {
         printf("cuTensorMapEncodeTiled: %d\n", (int)result);
         exit(1);
     }
 }
+
+#ifdef PROBE_PAIRS
+static void encode_all(probe_params *all)
+{
+    const fmlac_mqa &p = all->mqa;
+    cuuint64_t dims[4] = {(cuuint64_t)p.d_qk, (cuuint64_t)p.h_q, (cuuint64_t)p.s_q, (cuuint64_t)p.batch};
+    cuuint64_t strides[3] = {2 * (cuuint64_t)p.q.stride[2], 2 * (cuuint64_t)p.q.stride[1],
+                             2 * (cuuint64_t)p.q.stride[0]};
+    encode(&all->q, p.q.data, dims, strides, 64);
+    encode(&all->q_rope, p.q.data, dims, strides, 32);
+}
+#else
+static void encode_all(probe_params *all)
+{
+    const fmlac_pool &pool = all->mqa.main.pool;
+    cuuint64_t dims[4] = {(cuuint64_t)pool.d_qk, (cuuint64_t)pool.page_size, (cuuint64_t)pool.num_pages, 1};
+    cuuint64_t strides[3] = {(cuuint64_t)pool.token_stride, (cuuint64_t)pool.page_stride, (cuuint64_t)pool.page_stride};
+    encode(&all->pages, pool.data, dims, strides, 64);
+}
+#endif
 
 static void describe_rows(fmlac_rows *rows, void *data, int32_t dtype, int s_q, int heads, int width)
 {
@@ -394,8 +415,8 @@ static run_state describe(const problem &x, const tensors &t, int processors)
                : wide ? (const void *)fmlak_mqa_codes_bf16_576_sm90a
                       : (const void *)fmlak_mqa_codes_bf16_512_sm90a;
 #endif
-    if (x.source == PAGES) {
-        encode(&r.all);
+    if (PAIR_BLOCKS > 1 || x.source == PAGES) {
+        encode_all(&r.all);
     }
     return r;
 }
@@ -421,8 +442,7 @@ static void enqueue(const run_state &r)
     if (r.all.mqa.cut.parts) {
         start((const void *)fmlak_mqa_plan_sm80, &r.all.mqa, 1, 1024, 0, 1);
     }
-    start(r.kernel, PAIR_BLOCKS > 1 ? (const void *)&r.all.mqa : (const void *)&r.all, r.blocks, r.threads, 232448,
-          r.cluster);
+    start(r.kernel, &r.all, r.blocks, r.threads, 232448, r.cluster);
     if (r.all.mqa.cut.parts) {
         start((const void *)fmlak_mqa_combine_sm80, &r.all.mqa, r.combine_blocks, 256, 0, 1);
     }

@@ -5,7 +5,7 @@
 
 #define PAIR_KERNEL(blocks, dims)                                                                                      \
     extern "C" __global__ void __launch_bounds__(512, 1)                                                               \
-        fmlak_mqa_pair_bf16_##dims##_sm90a(const __grid_constant__ fmlac_pair_sm90a all)                                      \
+        fmlak_mqa_pair_bf16_##dims##_sm90a(const __grid_constant__ fmlac_pair_sm90a all)                               \
     {                                                                                                                  \
         pair<blocks>(all);                                                                                             \
     }

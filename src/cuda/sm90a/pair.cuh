@@ -37,7 +37,9 @@
  *                                              registers
  *   piece_full[4]      1                       finder                        everybody        pieces[]
  *   piece_free[4]      15 warps                everybody else                finder           the same
- *   named 3 + w        128                     warpgroup w                   itself           Q of the warpgroup
+ *   q_full[2]          1 and the bytes         a lane of the warpgroup       the warpgroup    Q of the warpgroup
+ *   named 3 + w        128                     warpgroup w                   itself           Q's place, after its last
+ *                                                                                             scores in all warps
  *
  * ORDER, tile t, whatever piece it is of:
  *   owner                                            helper
@@ -49,7 +51,7 @@
  *     weights of t; sends them         weights_empty   sends them                  scores_empty
  *     moves the output to new references, seldom
  * So the helper is two tiles ahead with scores, and neither waits for what the other has just begun. Tiles of the next
- * piece follow those of a piece at once: its Q is fetched as soon as the last scores are there; the owner sends what
+ * piece follow those of a piece at once: its Q is asked for as soon as the last scores are there; the owner sends what
  * rows are multiplied by in the end as one more message, and writes the output when it has sent the weights of the next
  * piece's first tile; the helper after the last values. An empty list is a tile of no tokens. The owner's first product
  * with values is overwritten by the second, its last scores are of nothing: products must not be conditional.
@@ -320,8 +322,9 @@ static __device__ __forceinline__ void pair_finish(const fmlac_pair_sm90a &all, 
 /* The owner's tiles, until anything else is due than the next one: after a piece's first and last, after one for which
  * the output must be multiplied, and at the end. Returns the note of the last one; 0: that was the end. */
 template <int BLOCKS>
-static __device__ __forceinline__ uint32_t own_tiles(const fmlac_pair_sm90a &all, float o[128], uint32_t a[16], softmax_rows &rows, row_bases *bases,
-                                                     const pair_view &v, pair_plan<BLOCKS> *m, pair_turns *turns)
+static __device__ __forceinline__ uint32_t own_tiles(const fmlac_pair_sm90a &all, float o[128], uint32_t a[16],
+                                                     softmax_rows &rows, row_bases *bases, const pair_view &v,
+                                                     pair_plan<BLOCKS> *m, pair_turns *turns)
 {
     uint32_t note;
 #pragma unroll 1
@@ -367,8 +370,9 @@ static __device__ __forceinline__ uint32_t own_tiles(const fmlac_pair_sm90a &all
 /* The owner goes on until the output of a piece is complete: it has scores of the next piece's first tile then, so that
  * the tensor cores do not wait at the border. */
 template <int BLOCKS>
-static __device__ __forceinline__ void pair_own(const fmlac_pair_sm90a &all, float o[128], uint32_t a[16], softmax_rows &rows,
-                                                const pair_view &v, pair_plan<BLOCKS> *m, pair_turns *turns)
+static __device__ __forceinline__ void pair_own(const fmlac_pair_sm90a &all, float o[128], uint32_t a[16],
+                                                softmax_rows &rows, const pair_view &v, pair_plan<BLOCKS> *m,
+                                                pair_turns *turns)
 {
     row_bases bases;
     uint32_t note;
@@ -393,8 +397,8 @@ static __device__ __forceinline__ void pair_own(const fmlac_pair_sm90a &all, flo
 
 /* The helper's scores of the next tile. */
 template <int BLOCKS>
-static __device__ __forceinline__ void help_scores(const fmlac_pair_sm90a &all, const pair_view &v, const pair_plan<BLOCKS> *m,
-                                                   pair_turns *turns)
+static __device__ __forceinline__ void help_scores(const fmlac_pair_sm90a &all, const pair_view &v,
+                                                   const pair_plan<BLOCKS> *m, pair_turns *turns)
 {
     uint32_t turn = turns->scored, slot = await_tile<BLOCKS>(turn), note = uniform(tile_note(m, slot));
     if (note & NOTE_FIRST) {
@@ -418,8 +422,9 @@ static __device__ __forceinline__ void help_scores(const fmlac_pair_sm90a &all, 
 /* The helper goes on until the output of a piece is complete; its scores are two tiles ahead of its values. factor:
  * what rows are multiplied by in the end. */
 template <int BLOCKS>
-static __device__ __forceinline__ void pair_help(const fmlac_pair_sm90a &all, float o[128], uint32_t a[16], const pair_view &v,
-                                                 const pair_plan<BLOCKS> *m, pair_turns *turns, float factor[2])
+static __device__ __forceinline__ void pair_help(const fmlac_pair_sm90a &all, float o[128], uint32_t a[16],
+                                                 const pair_view &v, const pair_plan<BLOCKS> *m, pair_turns *turns,
+                                                 float factor[2])
 {
     uint32_t note;
 #pragma unroll 1
@@ -446,8 +451,8 @@ static __device__ __forceinline__ void pair_help(const fmlac_pair_sm90a &all, fl
 
 /* Everything that a warpgroup does. */
 template <int BLOCKS>
-static __device__ __forceinline__ void pair_consume(const fmlac_pair_sm90a &all, pair_plan<BLOCKS> *m, const pair_view &v,
-                                                    bool owner)
+static __device__ __forceinline__ void pair_consume(const fmlac_pair_sm90a &all, pair_plan<BLOCKS> *m,
+                                                    const pair_view &v, bool owner)
 {
     const fmlac_mqa &p = all.mqa;
     pair_turns turns = {0, 0, 0, 0, false, false, true};
