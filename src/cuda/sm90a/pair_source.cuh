@@ -55,25 +55,35 @@ template <int BLOCKS> static __device__ __forceinline__ uint32_t rope_chunks(con
     return BLOCKS == 9 ? 4 : p.main.pool.rope_dims > 0 && rank == 1 ? 8 : 0;
 }
 
-/* RoPE dims of the rows of a tile, whose places are known, to `to`; columns from chunk `first` on. */
+#define ROPE_AHEAD 8 /* rows of a lane whose places are read before the wait; sixteen would not fit the registers */
+
+/* RoPE dims of the rows of a tile, whose places are known, to `to`, once use `use` of barrier `empty` is over; columns
+ * from chunk `first` on. What comes after the wait everybody waits for: so where rows lie is read before. */
 template <int CHUNKS>
 static __device__ __forceinline__ void copy_rope(const fmlac_pool &pool, const token_place *places, uint32_t to,
-                                                 int first, int32_t at)
+                                                 int first, int32_t at, uint32_t empty, uint32_t use)
 {
+    const int step = 32 / CHUNKS;
     int lane = threadIdx.x % 32, chunk = lane % CHUNKS, row0 = lane / CHUNKS;
+    const uint8_t *from[ROPE_AHEAD];
+#pragma unroll
+    for (int i = 0; i < ROPE_AHEAD; i++) {
+        from[i] = places[row0 + i * step].row;
+    }
+    ptx_mbarrier_wait(empty, use);
     if (pool.aligned) {
-#pragma unroll 8
-        for (int row = row0; row < TOKENS; row += 32 / CHUNKS) {
-            const uint8_t *from = places[row].row;
-            ptx_copy_async_16(to + chunk_offset(row, first + chunk), from ? from + at + chunk * 16 : pool.data,
-                              from ? 16 : 0);
+#pragma unroll
+        for (int i = 0; i < TOKENS / step; i++) {
+            const uint8_t *place = i < ROPE_AHEAD ? from[i % ROPE_AHEAD] : places[row0 + i * step].row;
+            ptx_copy_async_16(to + chunk_offset(row0 + i * step, first + chunk),
+                              place ? place + at + chunk * 16 : pool.data, place ? 16 : 0);
         }
         return;
     }
 #pragma unroll 1
-    for (int row = row0; row < TOKENS; row += 32 / CHUNKS) {
-        const uint8_t *from = places[row].row;
-        copy_bytes(to + chunk_offset(row, first + chunk), from ? from + at + chunk * 16 : pool.data, from ? 8 : 0);
+    for (int row = row0; row < TOKENS; row += step) {
+        const uint8_t *place = places[row].row;
+        copy_bytes(to + chunk_offset(row, first + chunk), place ? place + at + chunk * 16 : pool.data, place ? 8 : 0);
     }
 }
 
@@ -96,11 +106,11 @@ static __device__ __forceinline__ void gather_rope(const fmlac_mqa &p, pair_plan
             ring_place stage = ring_at<STAGES>(tile);
             int32_t at = pool.rope_offset + (BLOCKS == 9 ? rank * 64 : 0);
             if (BLOCKS == 9) {
-                ptx_mbarrier_wait(ptx_shared_address(&m->rope_empty[tile & 1]), use_parity(tile) ^ 1);
-                copy_rope<4>(pool, places, ptx_shared_address(m->k_rope), (tile & 1) * 4, at);
+                copy_rope<4>(pool, places, ptx_shared_address(m->k_rope), (tile & 1) * 4, at,
+                             ptx_shared_address(&m->rope_empty[tile & 1]), use_parity(tile) ^ 1);
             } else {
-                ptx_mbarrier_wait(ptx_shared_address(&m->empty[stage.at]), stage.use ^ 1);
-                copy_rope<8>(pool, places, ptx_shared_address(m->k[stage.at][HALF_BLOCKS - 1]), 0, at);
+                copy_rope<8>(pool, places, ptx_shared_address(m->k[stage.at][HALF_BLOCKS - 1]), 0, at,
+                             ptx_shared_address(&m->empty[stage.at]), stage.use ^ 1);
             }
             if (pool.aligned) {
                 ptx_mbarrier_arrive_copies(ptx_shared_address(&m->full[stage.at]));
