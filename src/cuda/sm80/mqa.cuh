@@ -19,8 +19,8 @@
  *
  * Tile i, in slot i % slots:
  *   list           a scoring warp, another one for every tile, finds where the tokens lie when it has written the
- *                  weights of tile i - slots - 1; ready says that it has. A piece's first tiles are listed by a summing
- *                  warp while Q is on its way
+ *                  weights of tile i - slots - 1; ready says that it has. A piece's first tiles are listed by the
+ *                  summing warps, side by side, while Q is on its way
  *   full[slot]     when free[slot] says that tile i - slots has been summed, the summing warps copy plain tokens into
  *                  the slot. Raw bytes of quantised ones set out for it then, each to the row that its token will have,
  *                  and a step later, when tile i - slots + 1 has been summed, they are expanded there
@@ -40,10 +40,9 @@
 
 #include "common/arrive.cuh"
 #include "mqa_expand.cuh"
-#include "mqa_list.cuh"
+#include "mqa_piece.cuh"
 #include "mqa_products.cuh"
 #include "mqa_rows.cuh"
-#include "ptx/grid.cuh"
 
 #define LAZY 8.0f /* log2 of how far a maximum may outgrow its reference */
 
@@ -204,35 +203,40 @@ static __device__ __forceinline__ void write_weights(float acc[S::QM][S::NT][4],
     }
 }
 
-/* lse, maxima and the factors of output rows. `top`: not in use by a step. */
+/* Factors of output rows, for which the summing warps wait, lse and maxima: each of the lanes that share rows finishes
+ * one. `top`: not in use by a step. */
 template <class S>
 static __device__ __forceinline__ void finish_rows(const fmlac_mqa &p, const mqa_shared &s, const mqa_piece &piece,
-                                                   score_rows<S> &rows, float *top, int row0, int tg)
+                                                   const score_rows<S> &rows, float *top, int row0, int tg)
 {
-    int lane = threadIdx.x % 32;
+    int lane = threadIdx.x % 32, q = lane % 4, row = row0 + q / 2 * 16 + lane / 4 + q % 2 * 8;
+    float own = 0.0f, base = 0.0f, max = 0.0f;
 #pragma unroll
     for (int i = 0; i < 2 * S::QM; i++) {
         float sum = rows.sum[i / 2][i % 2];
         sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
         sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
-        rows.sum[i / 2][i % 2] = sum;
-        if (S::TG > 1 && lane % 4 == 0) {
-            top[tg * S::ROWS + row0 + i / 2 * 16 + lane / 4 + i % 2 * 8] = sum;
-        }
+        own = q == i ? sum : own;
+        base = q == i ? rows.base[i / 2][i % 2] : base;
+        max = q == i ? rows.max[i / 2][i % 2] : max;
     }
-    ptx_barrier_sync(BARRIER_SCORES, S::QW * 32);
-    if (tg != 0 || lane % 4 != 0) {
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < 2 * S::QM; i++) {
-        int row = row0 + i / 2 * 16 + lane / 4 + i % 2 * 8;
-        float sum = rows.sum[i / 2][i % 2];
-        for (int other = 1; other < S::TG; other++) {
-            sum += top[other * S::ROWS + row];
+    if (S::TG > 1) {
+        if (q < 2 * S::QM) {
+            top[tg * S::ROWS + row] = own;
         }
-        float *scalars = piece.place < 0 ? nullptr : p.cut.partial_scalar + (piece.place * S::ROWS + row) * 2;
-        s.factor[row] = finish_row(p, *s.work, row, rows.base[i / 2][i % 2], rows.max[i / 2][i % 2], sum, scalars);
+        ptx_barrier_sync(BARRIER_SCORES, S::QW * 32);
+    }
+    bool finishes = tg == 0 && q < 2 * S::QM, cut = piece.place >= 0;
+    for (int other = 1; other < S::TG && finishes; other++) {
+        own += top[other * S::ROWS + row];
+    }
+    if (finishes) {
+        s.factor[row] = factor_of_row(p, s, row, base, own, cut);
+    }
+    ptx_barrier_arrive(BARRIER_END, S::THREADS);
+    if (finishes) {
+        float *scalars = cut ? p.cut.partial_scalar + (piece.place * S::ROWS + row) * 2 : nullptr;
+        finish_row(p, s, row, base, max, own, scalars);
     }
 }
 
@@ -294,10 +298,8 @@ static __device__ __forceinline__ void scoring_warp(const fmlac_mqa &p, const mq
         at = after(at, s.ring);
     }
     finish_rows<S>(p, s, piece, rows, s.top + (i & 1) * (S::TG * S::ROWS), row0, tg);
-    ptx_barrier_sync(BARRIER_END, S::THREADS);
     if (threadIdx.x == 0) {
         s.piece->at = at;
-        s.piece->parity ^= piece.count > 0;
     }
 }
 
@@ -418,19 +420,6 @@ static __device__ __forceinline__ void sum_tile(float out[S::MV][S::NV][4], cons
     arrive_after(s.free + slot * 8, seen);
 }
 
-/* A warp lists the piece's tiles from `begin` on, before any has been summed. Not inline: sums need the registers. */
-template <class S> static __device__ __noinline__ void list_tiles(const fmlac_mqa &p, int begin, int end)
-{
-    mqa_shared s = mqa_shared_plan(p, S::SLOTS > 0 ? S::SLOTS : p.stages);
-    if (begin == 0) {
-        begin_list<S>(p, s);
-    }
-#pragma unroll 1
-    for (int i = begin; i < end && i < s.piece->count; i++) {
-        next_tile<S>(p, s, i, place_after(s, s.piece->at, i), NOT_ASKED);
-    }
-}
-
 /* Step by step: a tile is summed, and another brought. The first steps only bring. */
 template <class S>
 static __device__ __forceinline__ void summing_warp(const fmlac_mqa &p, const mqa_shared &s, const mqa_piece &piece)
@@ -448,20 +437,14 @@ static __device__ __forceinline__ void summing_warp(const fmlac_mqa &p, const mq
     }
     uint32_t own = 0;
     int warp = threadIdx.x / 32 - S::QW, at = piece.at;
-    if (warp == 0 && piece.count > 0) {
-        list_tiles<S>(p, 0, 1);
-    }
-    ptx_barrier_sync(BARRIER_SUMS, S::PW * 32);
+    list_first<S>(p, s, warp, piece.count);
+    ptx_barrier_arrive(BARRIER_LIST, S::THREADS);
     if constexpr (S::CODES) {
         own = own_tokens<S>(s, warp, piece.count > 0, at);
         if (own != 0) {
             copy_raw<S>(p, s, warp, at, s.tiles + slot_of(s, at) * (S::TOKENS * PITCH), own);
         }
     }
-    if (warp == 0) {
-        list_tiles<S>(p, 1, listed_first(s));
-    }
-    ptx_barrier_sync(BARRIER_LIST, S::THREADS);
     int left = piece.count, held = 0; /* tiles to bring, and brought but not summed; `at`: the next one */
 #pragma unroll 1
     while (left > 0 || held > 0) {
@@ -495,13 +478,9 @@ template <class S> static __device__ __forceinline__ void mqa_run(const fmlac_mq
         count_seen<S>(p, s, piece);
         if (piece.count > 0 && p.fused.enabled) {
             load_q_fused<S>(p, w, s);
-        } else if (piece.count > 0) {
-            load_q<S>(p, w, s);
-        }
-        if (piece.count > 0 && p.q.aligned && !p.fused.enabled) {
-            ptx_mbarrier_arrive_copies(s.q_full);
-        } else if (piece.count > 0) {
             ptx_mbarrier_arrive(s.q_full);
+        } else if (piece.count > 0) {
+            load_q<S>(p, s);
         }
         ptx_barrier_sync(BARRIER_LIST, S::THREADS);
         scoring_warp<S>(p, s, piece);
@@ -509,88 +488,51 @@ template <class S> static __device__ __forceinline__ void mqa_run(const fmlac_mq
         summing_warp<S>(p, s, piece);
     }
     __syncthreads();
+    if (ptx_thread() == 0) {
+        s.piece->parity ^= piece.count > 0;
+    }
     float *partial = piece.place < 0 ? nullptr : p.cut.partial + piece.place * S::ROWS * OUT_COLUMNS;
-    store_rows(p, w, (int)ptx_thread() / 32, S::QW + S::PW, (float *)ptx_shared(), partial);
-    __syncthreads();
+    store_rows<S>(p, s, (int)ptx_thread() / 32, S::QW + S::PW, (float *)ptx_shared(), partial);
 }
 
-/* One thread: the next piece of this block from a unit on. Its state lies in shared memory: registers are dear. */
-static __device__ __forceinline__ void find_piece(const fmlac_mqa &p, const mqa_shared &s, int64_t unit)
+/* A warp, not the one that finds pieces. Who arrives: a lane of each warp, or all. */
+template <class S>
+static __device__ __forceinline__ void begin_barriers(const fmlac_mqa &p, const mqa_shared &s, uint32_t lane)
 {
-    int64_t part = quotient(blockIdx.x, p.cut.columns), column = blockIdx.x - part * p.cut.columns;
-    bool direct = p.cut.parts == 0;
-    const cut_view cut = s.piece->cut;
-    int32_t low = (int32_t)part * cut.per, high = low + cut.per;
-    s.piece->count = -1;
-    for (; direct ? unit == part : unit < p.cut.units && cut.starts[unit] < high; unit++) {
-        int32_t start = direct ? 0 : cut.starts[unit];
-        int32_t all = direct ? INT32_MAX : cut.starts[unit + 1] - start - p.cut.overhead;
-        int32_t begin = direct ? 0 : cut_at(&p.cut, cut, start, all, low);
-        int32_t end = direct ? all : cut_at(&p.cut, cut, start, all, high);
-        if (all == 0 ? start < low : begin == end) {
-            continue;
-        }
-        work_rows(&p, unit, column, s.work);
-        work_count(&p, s.work);
-        if (s.work->rows > 0) {
-            int32_t tiles = (int32_t)s.work->tiles; /* a row tile may need fewer than its unit's longest */
-            s.piece->place = begin == 0 && end == all ? -1 : (int64_t)blockIdx.x * 2 + (begin == 0);
-            begin = begin < tiles ? begin : tiles;
-            s.piece->begin = begin;
-            s.piece->count = (end < tiles ? end : tiles) - begin;
-            s.piece->unit = unit;
-            return;
-        }
+    if (lane < (uint32_t)s.slots) {
+        ptx_mbarrier_init(s.full + lane * 8, S::PW * (S::CODES || BULK(p) ? 1 : 32));
+        ptx_mbarrier_init(s.ready + lane * 8, S::QW);
+        ptx_mbarrier_init(s.free + lane * 8, S::PW);
+    } else if (lane == (uint32_t)s.slots) {
+        ptx_mbarrier_init(s.q_full, S::QW * 32);
+    } else if (S::CODES && lane - s.slots <= S::PW) {
+        ptx_mbarrier_init(s.raw_full + (lane - s.slots - 1) * 8, raw_arrivals(p));
     }
-}
-
-/* A warp: the cut of all units. */
-static __device__ __forceinline__ cut_view begin_cut(const fmlac_mqa &p, const mqa_shared &s, int lane)
-{
-    if (!p.cut.own) {
-        return cut_read(&p.cut);
-    }
-    own_costs(&p, s.own, lane, 32);
-    __syncwarp();
-    return cut_find(&p.cut, s.own, lane);
 }
 
 /* All pieces of this block. */
 template <class S> static __device__ __forceinline__ void mqa_block(const fmlac_mqa &p)
 {
     mqa_shared s = mqa_shared_plan(p, S::SLOTS > 0 ? S::SLOTS : p.stages);
-    if (threadIdx.x < (uint32_t)s.slots) { /* who arrives: a lane of each warp, or all */
-        ptx_mbarrier_init(s.full + threadIdx.x * 8, S::PW * (S::CODES || BULK(p) ? 1 : 32));
-        ptx_mbarrier_init(s.ready + threadIdx.x * 8, S::QW);
-        ptx_mbarrier_init(s.free + threadIdx.x * 8, S::PW);
-    } else if (threadIdx.x == (uint32_t)s.slots) {
-        ptx_mbarrier_init(s.q_full, S::QW * 32);
-    } else if (S::CODES && threadIdx.x - s.slots <= S::PW) {
-        ptx_mbarrier_init(s.raw_full + (threadIdx.x - s.slots - 1) * 8, raw_arrivals(p));
+    if (threadIdx.x >= S::THREADS - 32) {
+        begin_barriers<S>(p, s, threadIdx.x % 32);
     }
     if (threadIdx.x < 32) {
-        int lane = (int)threadIdx.x;
-        int64_t unit = quotient(blockIdx.x, p.cut.columns);
-        cut_view cut = {nullptr, 0, 0};
-        if (p.cut.parts != 0) {
-            ptx_grid_wait();
-            ptx_grid_launch_dependents();
-            cut = begin_cut(p, s, lane);
-            unit = unit_at(&p.cut, cut.starts, (int32_t)unit * cut.per, lane);
-        }
-        if (lane == 0) {
-            s.piece->cut = cut;
-            s.piece->at = 0;
-            s.piece->parity = 0;
-            find_piece(p, s, unit);
-        }
+        begin_pieces(p, s, (int)threadIdx.x);
     }
-    __syncthreads();
-#pragma unroll 1
-    while (s.piece->count >= 0) {
+    for (;;) {
+        if (ptx_thread() == 0 && lists_alike(p)) {
+            find_alike<S>(p, s);
+        } else if (ptx_thread() == 0) {
+            find_piece<S>(p, s);
+        }
+        __syncthreads();
+        if (s.piece->count < 0) {
+            return;
+        }
         mqa_run<S>(p, s);
-        if (ptx_thread() == 0) {
-            find_piece(p, s, s.piece->unit + 1);
+        if (p.cut.parts == 0) {
+            return;
         }
         __syncthreads();
     }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * mqa_list.cuh: from a token list to the addresses of a tile's tokens. The scoring warps take turns in walking the
- * list, a tile each, ahead of everybody; what they find lies in a ring of s.ring tiles.
+ * list, a tile each, ahead of everybody; what they find lies in a ring of s.ring tiles. A piece's first tiles are
+ * listed by the summing warps.
  */
 #ifndef FLASHMLA_CUDA_SM80_MQA_LIST_CUH
 #define FLASHMLA_CUDA_SM80_MQA_LIST_CUH
@@ -189,20 +190,20 @@ static __device__ __forceinline__ int next_of_indices(const fmlac_mqa &p, const 
 
 /* ---- any list --------------------------------------------------------------------------------------------------- */
 
-/* One warp: addresses and mask of the piece's tile `number`. Warps take turns, and a barrier lies between: a list of
- * indices goes on where the turn before has ended. Returns where the next tile begins. */
-template <class S>
-static __device__ __forceinline__ int64_t next_tile(const fmlac_mqa &p, const mqa_shared &s, int number, int ring,
-                                                    uint32_t asked)
+/* Where the piece's tile `number` begins, if every entry of a list of indices names a token. */
+template <class S> static __device__ __forceinline__ int64_t tile_begin(const mqa_shared &s, int number)
 {
-    int64_t begin = (s.piece->begin + number) * S::TOKENS, next = begin + S::TOKENS;
+    return (s.piece->begin + number) * S::TOKENS;
+}
+
+/* One warp: addresses and mask of the tile that begins at a position. Returns where the next one begins. */
+template <class S>
+static __device__ __forceinline__ int64_t put_tile(const fmlac_mqa &p, const mqa_shared &s, int ring, int64_t begin,
+                                                   uint32_t asked)
+{
+    int64_t next = begin + S::TOKENS;
     if (p.main.kind != FMLAC_LIST_PAGED) {
-        begin = s.piece->scan_at;
         next = begin + next_of_indices<S>(p, s, ring, begin, asked);
-        __syncwarp();
-        if (ptx_thread() % 32 == 0) {
-            s.piece->scan_at = next;
-        }
     } else if (!S::CODES && p.main.pool.page_shift >= 0 && p.main.pool.page_size >= S::TOKENS) {
         next_of_page<S>(p, s, ring, begin, asked);
     } else {
@@ -212,29 +213,60 @@ static __device__ __forceinline__ int64_t next_tile(const fmlac_mqa &p, const mq
     return next;
 }
 
-/* One warp: sets out for the tiles of a piece. */
-template <class S> static __device__ __forceinline__ void begin_list(const fmlac_mqa &p, const mqa_shared &s)
+/* One warp: the piece's tile `number`. Warps take turns, and a barrier lies between: a list of indices goes on where
+ * the turn before has ended. Returns where the next tile begins. */
+template <class S>
+static __device__ __forceinline__ int64_t next_tile(const fmlac_mqa &p, const mqa_shared &s, int number, int ring,
+                                                    uint32_t asked)
 {
-    const fmlac_work &w = *s.work;
-    int64_t count = w.main_count + w.extra_count;
-    int64_t begin = s.piece->begin * S::TOKENS, end = begin + (int64_t)s.piece->count * S::TOKENS;
-    if (threadIdx.x % 32 == 0) {
-        s.piece->scan_at = begin;
-        s.piece->scan_end = end < count ? end : count;
-        if (p.main.kind != FMLAC_LIST_PAGED) {
-            s.piece->entries = index_row(&p, &p.main, w.first, w.kv_head);
-            s.piece->extra_entries = w.extra_count > 0 ? index_row(&p, &p.extra, w.first, w.kv_head) : nullptr;
-        } else if (p.main.block_table) {
-            s.piece->entries = p.main.block_table + w.request * p.main.table_stride;
-        } else {
-            s.piece->entries = nullptr;
-            s.piece->first_page = w.request * p.main.max_pages;
+    bool paged = p.main.kind == FMLAC_LIST_PAGED;
+    int64_t next = put_tile<S>(p, s, ring, paged ? tile_begin<S>(s, number) : s.piece->scan_at, asked);
+    if (!paged && ptx_thread() % 32 == 0) {
+        s.piece->scan_at = next;
+    }
+    return next;
+}
+
+/* The same for the piece's tile `number`. Not inline: sums need the registers. */
+template <class S> static __device__ __noinline__ int64_t list_tile(const fmlac_mqa &p, int number, int64_t begin)
+{
+    mqa_shared s = mqa_shared_plan(p, S::SLOTS > 0 ? S::SLOTS : p.stages);
+    return put_tile<S>(p, s, place_after(s, s.piece->at, number), begin, NOT_ASKED);
+}
+
+/* The summing warps list a piece's first tiles, before any has been summed, each where it begins if all entries name
+ * tokens. If that was not right, a warp lists them one after another. */
+template <class S>
+static __device__ __forceinline__ void list_first(const fmlac_mqa &p, const mqa_shared &s, int warp, int count)
+{
+    int last = (count < listed_first(s) ? count : listed_first(s)) - 1;
+#pragma unroll 1
+    for (int i = warp; i <= last; i += S::PW) {
+        int64_t begin = tile_begin<S>(s, i), next = list_tile<S>(p, i, begin);
+        if (ptx_thread() % 32 == 0) {
+            s.piece->straight[i] = next == begin + S::TOKENS;
+            if (i == last) {
+                s.piece->scan_at = next;
+            }
         }
     }
-    __syncwarp();
-    int64_t ahead = begin + (int64_t)(threadIdx.x % 32) * S::TOKENS; /* the first tiles' entries are brought near */
-    if ((int)threadIdx.x % 32 < listed_first(s) && ahead < s.piece->scan_end && s.piece->entries) {
-        ptx_prefetch(entry_at(p, s, ahead));
+    ptx_barrier_sync(BARRIER_SUMS, S::PW * 32);
+    bool straight = true;
+#pragma unroll 1
+    for (int i = 0; p.main.kind != FMLAC_LIST_PAGED && i < last; i++) {
+        straight = straight && s.piece->straight[i];
+    }
+    if (!straight) {
+        ptx_barrier_sync(BARRIER_SUMS, S::PW * 32); /* all know */
+        int64_t begin = tile_begin<S>(s, 0);
+#pragma unroll 1
+        for (int i = 0; warp == 0 && i <= last; i++) {
+            begin = list_tile<S>(p, i, begin);
+            if (ptx_thread() % 32 == 0) {
+                s.piece->scan_at = begin;
+            }
+        }
+        ptx_barrier_sync(BARRIER_SUMS, S::PW * 32);
     }
 }
 

@@ -3,29 +3,70 @@
 #ifndef FLASHMLA_CUDA_SM80_MQA_ROWS_CUH
 #define FLASHMLA_CUDA_SM80_MQA_ROWS_CUH
 
-#include "mqa_shared.cuh"
+#include "mqa_tokens.cuh"
+
+/* ---- where rows are ------------------------------------------------------------------------------------------ */
+
+/* A row's query token, its number among those of the same outer number, and its head. */
+typedef struct row_place {
+    int32_t inner, head;
+} row_place;
+
+static __device__ __forceinline__ row_place place_of_row(const mqa_shared &s, int row)
+{
+    uint32_t group = (uint32_t)s.work->group, head = (uint32_t)(s.piece->head + row), j = 0;
+    if (head >= group) {
+        j = head / group;
+        head -= j * group;
+    }
+    return {s.piece->inner + (int32_t)j, s.work->kv_head * (int32_t)group + (int32_t)head};
+}
+
+/* Element offset of a row in a tensor. */
+static __device__ __forceinline__ int64_t offset_of_row(const fmlac_rows &rows, const mqa_shared &s,
+                                                        const row_place &at)
+{
+    return s.piece->outer * rows.stride[0] + at.inner * rows.stride[1] + at.head * rows.stride[2];
+}
+
+/* Of rows first, first + step, ..., one per lane. */
+static __device__ __forceinline__ int64_t offsets_of_rows(const fmlac_rows &rows, const mqa_shared &s, int first,
+                                                          int step)
+{
+    int row = first + (int)(ptx_thread() % 32) * step;
+    return offset_of_row(rows, s, place_of_row(s, row < s.work->rows ? row : 0));
+}
 
 /* ---- query prologue -------------------------------------------------------------------------------------------- */
 
-/* Offsets of rows first, first + step, ... in a tensor, one per lane: divisions are slow. */
-static __device__ __forceinline__ int64_t offsets_of_rows(const fmlac_mqa &p, const fmlac_rows &rows,
-                                                          const fmlac_work &w, int first, int step)
+/* Whole rows of one query token by bulk copies, a warp's by one lane in a short loop; all its lanes arrive. */
+template <class S> static __device__ __forceinline__ void load_q_bulk(const fmlac_mqa &p, const mqa_shared &s)
 {
-    int row = first + (int)(ptx_thread() % 32) * step;
-    int64_t token;
-    int32_t head;
-    row_token_head(w, row < w.rows ? row : 0, &token, &head);
-    return row_offset(&rows, &p, token, head);
+    constexpr int EACH = S::ROWS / S::QW;
+    int first = (int)threadIdx.x / 32 * EACH;
+    if (!ptx_elect()) {
+        ptx_mbarrier_arrive(s.q_full);
+        return;
+    }
+    uint32_t to = s.q + first * PITCH, bytes = p.row_bytes;
+    const uint16_t *from = (const uint16_t *)p.q.data + offset_of_row(p.q, s, place_of_row(s, first));
+    ptx_fence_async_proxy(); /* staged rows were there */
+    ptx_mbarrier_arrive_expect(s.q_full, EACH * bytes);
+#pragma unroll 4
+    for (int i = 0; i < EACH; i++) {
+        ptx_bulk_load(to, from, bytes, s.q_full);
+        to += PITCH;
+        from += p.q.stride[2];
+    }
 }
 
-/* By the scoring warps, while the others bring the first tiles. */
-template <class S>
-static __device__ __forceinline__ void load_q(const fmlac_mqa &p, const fmlac_work &w, const mqa_shared &s)
+/* Rows 16 bytes at a time, or as they can be read; those that do not exist are zeros. */
+template <class S> static __device__ __forceinline__ void load_q_copies(const fmlac_mqa &p, const mqa_shared &s)
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int chunks = p.row_bytes / 16;
-    int64_t offsets = offsets_of_rows(p, p.q, w, warp, S::QW);
-    int rows = (int)w.rows;
+    int64_t offsets = offsets_of_rows(p.q, s, warp, S::QW);
+    int rows = (int)s.work->rows;
 #pragma unroll 1
     for (int r = warp, i = 0; r < S::ROWS; r += S::QW, i++) {
         const uint8_t *row = (const uint8_t *)p.q.data + 2 * __shfl_sync(0xFFFFFFFFu, offsets, i) + lane * 16;
@@ -38,6 +79,22 @@ static __device__ __forceinline__ void load_q(const fmlac_mqa &p, const fmlac_wo
                 copy_plain_hard(to + k * 512, row + k * 512, r < rows ? p.d_qk - c * 8 : 0);
             }
         }
+    }
+    if (p.q.aligned) {
+        ptx_mbarrier_arrive_copies(s.q_full);
+    } else {
+        ptx_mbarrier_arrive(s.q_full);
+    }
+}
+
+/* By the scoring warps, while the others bring the first tiles. */
+template <class S> static __device__ __forceinline__ void load_q(const fmlac_mqa &p, const mqa_shared &s)
+{
+    bool whole = (s.work->rows == S::ROWS) & (s.piece->head + S::ROWS <= s.work->group);
+    if (BULK(p) && whole && p.q.aligned && 2 * p.d_qk == p.row_bytes) {
+        load_q_bulk<S>(p, s);
+    } else {
+        load_q_copies<S>(p, s);
     }
 }
 
@@ -88,10 +145,20 @@ static __device__ __forceinline__ void load_q_fused(const fmlac_mqa &p, const fm
 
 /* ---- output epilogue ------------------------------------------------------------------------------------------- */
 
-/* lse, maximum and the factor 1 / sum of one row, whose weights are relative to 2^base; `partial`: of a piece. Returns
- * the factor. */
-static __device__ __forceinline__ float finish_row(const fmlac_mqa &p, const fmlac_work &w, int row, float base,
-                                                   float max, float sum, float *partial)
+/* What a row's output is multiplied with; its weights are relative to 2^base. `partial`: of a piece. */
+static __device__ __forceinline__ float factor_of_row(const fmlac_mqa &p, const mqa_shared &s, int row, float base,
+                                                      float sum, bool partial)
+{
+    if (sum == 0.0f || row >= s.work->rows) {
+        return 0.0f;
+    }
+    bool sinks = p.sink && !partial;
+    return 1.0f / (sinks ? sum + exp2f(p.sink[place_of_row(s, row).head] * LOG2_E - base) : sum);
+}
+
+/* lse and maximum of one row. */
+static __device__ __forceinline__ void finish_row(const fmlac_mqa &p, const mqa_shared &s, int row, float base,
+                                                  float max, float sum, float *partial)
 {
     bool lonely = sum == 0.0f;
     float base2 = base + log2f(sum);
@@ -99,26 +166,19 @@ static __device__ __forceinline__ float finish_row(const fmlac_mqa &p, const fml
     if (partial) {
         partial[0] = lonely ? -FMLAC_INFINITY : base2;
         partial[1] = max;
-        return lonely ? 0.0f : 1.0f / sum;
+        return;
     }
-    int64_t token;
-    int32_t head;
-    if (row >= w.rows) {
-        return 0.0f;
+    if (row >= s.work->rows) {
+        return;
     }
-    row_token_head(w, row, &token, &head);
+    row_place at = place_of_row(s, row);
     if (p.lse.data) {
         float lse = lonely ? p.empty_lse : base2 * LN_2 * p.lse_factor;
-        ((float *)p.lse.data)[row_offset(&p.lse, &p, token, head)] = lse;
+        ((float *)p.lse.data)[offset_of_row(p.lse, s, at)] = lse;
     }
     if (p.max_logits.data) {
-        ((float *)p.max_logits.data)[row_offset(&p.max_logits, &p, token, head)] = max * LN_2 * p.lse_factor;
+        ((float *)p.max_logits.data)[offset_of_row(p.max_logits, s, at)] = max * LN_2 * p.lse_factor;
     }
-    if (lonely) {
-        return 0.0f;
-    }
-    float total = p.sink ? sum + exp2f(p.sink[head] * LOG2_E - base) : sum;
-    return 1.0f / total;
 }
 
 /* Fused: conjugate RoPE of the staged row's column; its partner is read where it lies. No result is -0, so that a row
@@ -192,27 +252,63 @@ static __device__ __forceinline__ void store_row_fused(const fmlac_mqa &p, const
     }
 }
 
+/* Whole staged rows, of which lanes know where they go, two at a time in straight code: first, first + step, ... */
+template <int DTYPE>
+static __device__ __forceinline__ void store_whole(void *data, int64_t offsets, int first, int step, int rows,
+                                                   const float *staged)
+{
+    const int lane = (int)ptx_thread() % 32;
+    const float *from = staged + first * STAGED_PITCH + lane * 4;
+#pragma unroll 2
+    for (int row = first, i = 0; row < rows; row += step, i++, from += step * STAGED_PITCH) {
+        int64_t at = __shfl_sync(0xFFFFFFFFu, offsets, i) + lane * 4;
+        float4 x[OUT_COLUMNS / 128];
+#pragma unroll
+        for (int c = 0; c < OUT_COLUMNS / 128; c++) {
+            x[c] = *(const float4 *)(from + c * 128);
+        }
+#pragma unroll
+        for (int c = 0; c < OUT_COLUMNS / 128; c++) {
+            if (DTYPE == FMLAC_F32) {
+                *(float4 *)((float *)data + at + c * 128) = x[c];
+            } else {
+                uint2 pairs = {pack<DTYPE == FMLAC_F16>(x[c].x, x[c].y), pack<DTYPE == FMLAC_F16>(x[c].z, x[c].w)};
+                *(uint2 *)((uint16_t *)data + at + c * 128) = pairs;
+            }
+        }
+    }
+}
+
 /* A warp takes staged rows first, first + step, ... where they belong; `partial`: of a piece. */
-static __device__ __forceinline__ void store_rows(const fmlac_mqa &p, const fmlac_work &w, int first, int step,
+template <class S>
+static __device__ __forceinline__ void store_rows(const fmlac_mqa &p, const mqa_shared &s, int first, int step,
                                                   const float *staged, float *partial)
 {
-    int64_t offsets = p.fused.enabled || partial ? 0 : offsets_of_rows(p, p.out, w, first, step);
+    constexpr int DTYPE = S::F16 ? FMLAC_F16 : FMLAC_BF16; /* the usual one */
+    int rows = (int)s.work->rows;
+    if (p.fused.enabled) {
 #pragma unroll 1
-    for (int row = first, i = 0; row < w.rows; row += step, i++) {
-        const float *from = staged + row * STAGED_PITCH;
-        if (p.fused.enabled) {
-            store_row_fused(p, w, row, from);
-            continue;
+        for (int row = first; row < rows; row += step) {
+            store_row_fused(p, *s.work, row, staged + row * STAGED_PITCH);
         }
+        return;
+    }
+    if (partial) {
+        int64_t offsets = (first + (int64_t)(ptx_thread() % 32) * step) * OUT_COLUMNS;
+        store_whole<FMLAC_F32>(partial, offsets, first, step, rows, staged);
+        return;
+    }
+    int64_t offsets = offsets_of_rows(p.out, s, first, step);
+    if (p.out.aligned && p.d_v == OUT_COLUMNS && p.out.dtype == DTYPE) {
+        store_whole<DTYPE>(p.out.data, offsets, first, step, rows, staged);
+        return;
+    }
+#pragma unroll 1
+    for (int row = first, i = 0; row < rows; row += step, i++) {
         int64_t at = __shfl_sync(0xFFFFFFFFu, offsets, i);
 #pragma unroll 1
         for (int column = (int)(ptx_thread() % 32) * 4; column < OUT_COLUMNS; column += 128) {
-            float4 x = *(const float4 *)(from + column);
-            if (partial) {
-                *(float4 *)(partial + (int64_t)row * OUT_COLUMNS + column) = x;
-            } else {
-                store_four(p.out, at, column, p.d_v, x);
-            }
+            store_four(p.out, at, column, p.d_v, *(const float4 *)(staged + row * STAGED_PITCH + column));
         }
     }
 }

@@ -51,6 +51,8 @@ typedef struct mqa_piece {
     int64_t scan_at, scan_end; /* next position of the list, and where the piece ends */
     const int32_t *entries, *extra_entries; /* the request's page table, or the lists of indices */
     int64_t first_page;                     /* of the request where there is no table */
+    int32_t outer, inner, head; /* of the first row: its query token in tensors, its head among those of the KV head */
+    uint8_t straight[FMLAC_STAGES_MAX + 1]; /* whether a first tile ended where the next was thought to begin */
     cut_view cut;
 } mqa_piece;
 
