@@ -13,6 +13,13 @@
 #define PITCH        FMLAC_MQA_PITCH   /* bytes of a row of Q or of a token: an odd number of 16-byte chunks */
 #define TAIL         (OUT_COLUMNS * 2) /* where a token row's dims from 512 on lie, and weights later */
 
+/* Blocks of 64 dims of Q that scoring warps of 32 rows hold in registers: as many as do not spill. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000 && __CUDA_ARCH__ < 1200
+#define HELD_32 4
+#else
+#define HELD_32 6
+#endif
+
 /* What a kernel is made of. QM: 16-row tiles of a scoring warp, QW: scoring warps; MV: 16-row tiles of a summing warp,
  * PW: summing warps; SLOTS: of tiles, or 0 if the host says how many; CODES: tokens are quantised. */
 template <int ROWS_, int TOKENS_, int QM_, int QW_, int MV_, int PW_, int SLOTS_, int F16_, int CODES_>
@@ -28,7 +35,7 @@ struct mqa_shape {
     static constexpr int LINE = FMLAC_TILE_TOKENS / TOKENS; /* rows whose weights share a token row */
     static constexpr int HELD = QM > 1       ? 0
                                 : ROWS == 64 ? 4
-                                : ROWS == 32 ? 6
+                                : ROWS == 32 ? HELD_32
                                              : 2; /* blocks of 64 dims of Q in registers */
     static_assert((NT == 1 || NT == 2 || NT == 4) && TG <= FMLAC_TOKEN_GROUPS && NV % 8 == 0 &&
                       ROWS <= FMLAC_TILE_TOKENS && PW <= FMLAC_SUMMING_WARPS && QW <= FMLAC_SCORING_WARPS,
