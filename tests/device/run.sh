@@ -12,7 +12,7 @@
 #              the full matrix in slices, each by JOBS processes (default: one per processor) that share its cases and MEMORY
 #              GiB (default: three quarters of what the machine has). KERNELS=portable,hopper: these sets, in one go, instead
 #              of the best; SHARE=K/N: the K-th of N parts of a slice that is to be split further; LIMIT=SECONDS: a check
-#              that takes longer is stopped, and tells how many cases it left out
+#              that takes longer is stopped, and tells how many cases it left out; SKIP=N: not the N dearest, to go on with one
 #   several single
 #              all of these slices in two runs: the operations that have several sets of kernels, and the others with the
 #              first of KERNELS
@@ -133,7 +133,7 @@ slice() {
     shift
     operations=$*
     check "$name" --cases full --operation "${operations// /,}" --jobs "$jobs" ${MEMORY:+--memory "$MEMORY"} \
-        ${SHARE:+--share "$SHARE"} ${KERNELS:+--sets "$KERNELS"}
+        ${SHARE:+--share "$SHARE"} ${KERNELS:+--sets "$KERNELS"} ${SKIP:+--skip "$SKIP"}
 }
 
 # under TOOL COMMAND...: runs it under a tool of compute-sanitizer. 77: the tool did not get through it, so nothing is known.

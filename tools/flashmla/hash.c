@@ -57,22 +57,15 @@ static const char kernel[] =
 #define THREADS 256
 #define BLOCKS  528
 
-/* One for the process: modules live as long as the device's primary context. */
-static struct {
-    void *context, *function;
-    bool failed;
-} known;
-
-static bool find_kernel(const cuda_driver *cuda)
+static bool find_kernel(cuda_driver *cuda)
 {
-    void *module = NULL;
-
-    if (known.context != cuda->context && !known.failed && cuda->module_load != NULL) {
-        known.failed = cuda->module_load(&module, kernel) != 0 ||
-                       cuda->module_function(&known.function, module, "hash") != 0;
-        known.context = known.failed ? NULL : cuda->context;
+    if (cuda->hash_function == NULL && cuda->module_load != NULL &&
+        (cuda->module_load(&cuda->hash_module, kernel) != 0 ||
+         cuda->module_function(&cuda->hash_function, cuda->hash_module, "hash") != 0)) {
+        cuda->hash_function = NULL;
+        cuda->module_load = NULL; /* not asked again */
     }
-    return known.context == cuda->context;
+    return cuda->hash_function != NULL;
 }
 
 int cli_memory_hash(cli_memory *memory, const void *block, size_t size, int slot)
@@ -93,7 +86,7 @@ int cli_memory_hash(cli_memory *memory, const void *block, size_t size, int slot
     }
     uintptr_t pointer = (uintptr_t)block, result = cuda->hashes + (uintptr_t)slot * sizeof(uint64_t);
     void *arguments[] = {&pointer, &words, &result};
-    code = code == 0 ? cuda->launch(known.function, BLOCKS, 1, 1, THREADS, 1, 1, 0, NULL, arguments, NULL) : code;
+    code = code == 0 ? cuda->launch(cuda->hash_function, BLOCKS, 1, 1, THREADS, 1, 1, 0, NULL, arguments, NULL) : code;
     return code == 0 ? CLI_OK : cli_error("the hash of device memory failed (CUDA error %d)", code);
 }
 

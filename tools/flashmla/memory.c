@@ -87,8 +87,7 @@ static int open_cuda(cuda_driver *cuda, int32_t device_index)
     if (!load(cuda, "cuInit", &cuda->init) || !load(cuda, "cuDeviceGet", &cuda->device_get) ||
         !load(cuda, "cuDevicePrimaryCtxRetain", &cuda->primary_retain) ||
         !load(cuda, "cuDevicePrimaryCtxRelease_v2", &cuda->primary_release) ||
-        !load(cuda, "cuCtxSetCurrent", &cuda->set_current) ||
-        !load(cuda, "cuCtxSynchronize", &cuda->synchronize) ||
+        !load(cuda, "cuCtxSetCurrent", &cuda->set_current) || !load(cuda, "cuCtxSynchronize", &cuda->synchronize) ||
         !load(cuda, "cuMemAlloc_v2", &cuda->alloc) || !load(cuda, "cuMemFree_v2", &cuda->release) ||
         !load(cuda, "cuMemcpyHtoD_v2", &cuda->to_device) || !load(cuda, "cuMemcpyDtoH_v2", &cuda->to_host) ||
         !load(cuda, "cuMemsetD8_v2", &cuda->fill)) {
@@ -106,7 +105,7 @@ static int open_cuda(cuda_driver *cuda, int32_t device_index)
         return cli_error("the CUDA driver does not open device %d", (int)device_index);
     }
     cuda->context = context;
-    if (!load(cuda, "cuModuleLoadData", &cuda->module_load) ||
+    if (!load(cuda, "cuModuleLoadData", &cuda->module_load) || !load(cuda, "cuModuleUnload", &cuda->module_unload) ||
         !load(cuda, "cuModuleGetFunction", &cuda->module_function) || !load(cuda, "cuLaunchKernel", &cuda->launch)) {
         cuda->module_load = NULL;
     }
@@ -159,6 +158,9 @@ void cli_memory_close(cli_memory *memory)
     }
     pool.taken = pool.taken && !memory->pooled;
     if (!memory->host) {
+        if (memory->cuda.hash_module != NULL) {
+            memory->cuda.module_unload(memory->cuda.hash_module);
+        }
         memory->cuda.primary_release(memory->cuda.device);
         dlclose(memory->cuda.library);
     }
@@ -186,8 +188,8 @@ void *cli_memory_new(cli_memory *memory, size_t size)
             block = aligned_alloc(64, rounded);
         } else {
             uintptr_t pointer = 0;
-            int code = memory->pooled ? pool_new(&memory->cuda, rounded, &pointer)
-                                      : memory->cuda.alloc(&pointer, rounded);
+            int code =
+                memory->pooled ? pool_new(&memory->cuda, rounded, &pointer) : memory->cuda.alloc(&pointer, rounded);
             block = code == 0 ? (void *)pointer : NULL;
         }
     }

@@ -342,9 +342,10 @@ static size_t scalar_bytes(const decision *d)
     return (size_t)d->slots * 2 * (size_t)d->kernel->rows * each * sizeof(float);
 }
 
-static size_t flag_bytes(const decision *d)
+/* As many for pairs, which need none: else a shape that grows to them would need less. */
+static size_t flag_bytes(const fmlac_state *state, const decision *d)
 {
-    return d->hopper ? round_up((size_t)d->slots * sizeof(uint32_t), 256) : 0;
+    return d->hopper ? round_up((size_t)state->processors * sizeof(uint32_t), 256) : 0;
 }
 
 size_t fmlac_mqa_workspace(const void *state, const fmlai_mqa *from)
@@ -355,7 +356,7 @@ size_t fmlac_mqa_workspace(const void *state, const fmlai_mqa *from)
         return 0;
     }
     cut_work(&d, &p);
-    return schedule_bytes(&p) + partial_bytes(&d) + scalar_bytes(&d) + flag_bytes(&d);
+    return schedule_bytes(&p) + partial_bytes(&d) + scalar_bytes(&d) + flag_bytes(state, &d);
 }
 
 static fmla_status run_any(const fmlac_state *state, const fmlac_mqa *p, const fmlai_call *call)

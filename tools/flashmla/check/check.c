@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-#define SKIPPED 77      /* what CTest understands as "not here" */
+#define SKIPPED 77 /* what CTest understands as "not here" */
 
 enum {
     OPTION_OPERATION = CLI_OPTION_OWN,
@@ -15,6 +15,7 @@ enum {
     OPTION_SETS,
     OPTION_JOBS,
     OPTION_MEMORY,
+    OPTION_SKIP,
     OPTION_CASES,
     OPTION_CASE,
     OPTION_IDS,
@@ -36,6 +37,7 @@ static const char usage[] =
     "  --jobs N            so many processes share the cases, the dearest first\n"
     "  --memory N          GiB that the cases of all processes may hold at one time, here and on the device; default\n"
     "                      three quarters of this machine's\n"
+    "  --skip N            with --jobs, all but the N dearest cases: a run that was stopped goes on\n"
     "  --case TEXT         one case, as a failure prints it\n"
     "  --ids[=C001,C003]   instead of cases: the faults of tests/cases.md, all or some (all cases run them too)\n"
     "  --seed N            other random numbers; default 1\n"
@@ -95,6 +97,8 @@ static int take_option(void *user, int option, const char *argument)
         return cli_parse_int("--jobs", argument, 1, JOBS_MAX, &o->jobs);
     case OPTION_MEMORY:
         return cli_parse_int("--memory", argument, 1, 1 << 20, &o->memory);
+    case OPTION_SKIP:
+        return cli_parse_int("--skip", argument, 0, INT32_MAX, &o->skip);
     case OPTION_CASES:
         for (int i = 0; i < 3; i++) {
             if (strcmp(argument, sets[i]) == 0) {
@@ -197,6 +201,7 @@ int cmd_check(int argc, char **argv)
         {"sets", required_argument, NULL, OPTION_SETS},
         {"jobs", required_argument, NULL, OPTION_JOBS},
         {"memory", required_argument, NULL, OPTION_MEMORY},
+        {"skip", required_argument, NULL, OPTION_SKIP},
         {"cases", required_argument, NULL, OPTION_CASES},
         {"case", required_argument, NULL, OPTION_CASE},
         {"ids", optional_argument, NULL, OPTION_IDS},
@@ -221,12 +226,15 @@ int cmd_check(int argc, char **argv)
     if (optind < argc) {
         return cli_error("check: unexpected argument '%s'", argv[optind]);
     }
+    if (o.skip > 0 && o.jobs == 1) {
+        return cli_error("--skip: with --jobs");
+    }
     if (o.may_skip && o.jobs > 1) { /* a process that has opened a device cannot give it to others */
         return cli_error("--may-skip: without --jobs");
     }
     if (o.may_skip && !usable(&o)) {
-        printf("skipped: this machine cannot run %s\n", o.shared.device == FMLA_DEVICE_CUDA
-                                                             ? "cuda" : fmla_isa_name((fmla_isa)o.shared.isa));
+        printf("skipped: this machine cannot run %s\n",
+               o.shared.device == FMLA_DEVICE_CUDA ? "cuda" : fmla_isa_name((fmla_isa)o.shared.isa));
         return SKIPPED;
     }
     status = take_sets(&o);

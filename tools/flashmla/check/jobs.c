@@ -251,7 +251,8 @@ double jobs_memory(int64_t gib)
     return gib > 0 ? (double)gib * 0x1p30 : 0.75 * (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
 }
 
-int jobs_run(const jobs_work *work, const case_list *list, int64_t jobs, double limit, int choices, double budget)
+int jobs_run(const jobs_work *work, const case_list *list, int64_t jobs, double limit, int choices, double budget,
+             int64_t skip)
 {
     jobs = (size_t)jobs < list->count ? jobs : (int64_t)list->count;
     jobs = jobs < 1 ? 1 : jobs;
@@ -260,6 +261,10 @@ int jobs_run(const jobs_work *work, const case_list *list, int64_t jobs, double 
     p.workers = xcalloc((size_t)jobs, sizeof *p.workers);
     p.given = xcalloc(list->count, sizeof *p.given);
     p.dearest = share_order(list, budget);
+    size_t skipped = (size_t)skip < list->count ? (size_t)skip : list->count;
+    for (size_t i = 0; i < skipped; i++) {
+        p.given[i] = true;
+    }
     stopped = 0;
     sigaction(SIGTERM, &action, &old_term);
     sigaction(SIGINT, &action, &old_int);
@@ -270,8 +275,8 @@ int jobs_run(const jobs_work *work, const case_list *list, int64_t jobs, double 
     sigaction(SIGTERM, &old_term, NULL);
     sigaction(SIGINT, &old_int, NULL);
     int status = p.begun ? CLI_OK : CLI_ERROR;
-    if (p.begun && p.done < list->count) {
-        cli_error("%zu of %zu cases were not run", list->count - p.done, list->count);
+    if (p.begun && p.done + skipped < list->count) {
+        cli_error("%zu of %zu cases were not run", list->count - skipped - p.done, list->count - skipped);
         status = CLI_FAILED;
     }
     free(p.dearest);

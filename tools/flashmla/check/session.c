@@ -67,7 +67,7 @@ typedef struct tally {
 typedef struct session {
     const check_options *o;
     const case_list *list;
-    checker *k; /* NULL in the process that only hands out cases */
+    checker *k;    /* NULL in the process that only hands out cases */
     outcome first; /* the device, its tier and threads */
     tally tallies[CHECK_CHOICES][FMLA_OP_COUNT];
     cJSON **records; /* of each case; NULL: no JSON */
@@ -241,8 +241,12 @@ static int write_json(const session *s, cJSON *ids)
         cJSON_AddStringToObject(root, "kernels", cli_kernels_name(&s->o->choices[0]));
         cJSON_AddNumberToObject(root, "profile_kib", s->o->choices[0].profile);
     }
-    if (s->done < (int64_t)s->list->count) {
-        cJSON_AddNumberToObject(root, "cases_not_run", (double)s->list->count - (double)s->done);
+    int64_t due = (int64_t)s->list->count - s->o->skip;
+    if (s->o->skip > 0) {
+        cJSON_AddNumberToObject(root, "cases_skipped", (double)s->o->skip);
+    }
+    if (s->done < due) {
+        cJSON_AddNumberToObject(root, "cases_not_run", (double)due - (double)s->done);
     }
     cJSON *cases = cJSON_AddArrayToObject(root, "cases");
     for (size_t i = 0; i < s->list->count; i++) {
@@ -294,8 +298,8 @@ static int run_list(session *s)
     int status = CLI_OK;
     if (s->o->jobs > 1) {
         const jobs_work work = {session_begin, session_work, session_hello, session_take, s};
-        status = jobs_run(&work, s->list, s->o->jobs, jobs_memory(s->o->memory), s->o->choice_count,
-                          budget_of(s->o));
+        status = jobs_run(&work, s->list, s->o->jobs, jobs_memory(s->o->memory), s->o->choice_count, budget_of(s->o),
+                          s->o->skip);
     } else {
         status = session_begin(s, result);
         if (status == CLI_OK) {

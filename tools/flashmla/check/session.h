@@ -12,7 +12,7 @@ typedef struct check_options {
     int64_t format;
     int64_t seed;
     int64_t share, shares;
-    int64_t jobs, memory;
+    int64_t jobs, memory, skip;
     const char *sets;
     cli_options choices[CHECK_CHOICES]; /* as --sets says, or the one of --kernels and --profile */
     int choice_count;
