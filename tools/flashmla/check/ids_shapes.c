@@ -486,20 +486,16 @@ static verdict on_tier(checker *k, fmla_isa isa)
         "op=dequantize,format=v32,d_qk=576",
         "op=convert,format=v41,extra=v41-page,d_qk=512",
         "op=merge,topk=3"};
-    checker *other = xcalloc(1, sizeof *other);
-    verdict v =
-        engine_open_host(&other->engine, FMLA_DEVICE_CPU, isa, 2) == CLI_OK ? VERDICT_PASSED : VERDICT_BROKEN;
-    other->oracle = k->oracle;
-    other->class = v == VERDICT_PASSED ? class_of(other->engine.context) : CLASS_S;
-    other->budget = k->budget;
+    cli_options tier = {.device = FMLA_DEVICE_CPU, .isa = isa, .threads = 2};
+    checker *other = NULL;
+    verdict v = checker_open(&other, &tier, 1, k->budget) == CLI_OK ? VERDICT_PASSED : VERDICT_BROKEN;
     for (size_t i = 0; i < sizeof texts / sizeof texts[0] && v == VERDICT_PASSED; i++) {
         v = ids_case(other, "%s,h_q=8", texts[i]);
     }
     if (v == VERDICT_FAILED) {
         check_fail(k, "tier %s: %.900s", fmla_isa_name(isa), other->why);
     }
-    engine_close(&other->engine);
-    free(other);
+    checker_close(other);
     return v;
 }
 
