@@ -18,14 +18,14 @@
 #              first of KERNELS
 #   ids        the faults of tests/cases.md, with the best kernels and the portable ones (C114); 90 GB of device memory
 #   graph      CUDA graphs, streams, devices, FLASHMLA_CHECK
-#   sanitize   compute-sanitizer over small cases: memcheck, racecheck, synccheck (C078)
+#   sanitize   compute-sanitizer over small cases: memcheck, racecheck, synccheck (C078); builds a plugin for racecheck
 #   python     the Python module on CUDA tensors, the published test matrices (SHARE=K/N: that part of them), what a call
 #              costs in Python; needs torch and pytest
 #   bench      shapes whose name contains SHAPES (default gpu_goals; "" is all but those) with the choices of kernels SETS
 #              (default best,portable; 99 and 163 are profiles of the portable ones)
 #
-# Default: build info check graph ids sanitize bench. PREBUILT=folder takes flashmla, device_graph, libflashmla.so* and
-# libflashmla_cuda.so from there instead of building. The program needs cJSON: where it is not installed, unpack its packages
+# Default: build info check graph ids sanitize bench. PREBUILT=folder takes flashmla, device_graph, libflashmla.so*,
+# libflashmla_cuda.so and libflashmla_cuda_racecheck.so from there instead of building. The program needs cJSON: where it is not installed, unpack its packages
 # and point CMAKE_PREFIX_PATH and PKG_CONFIG_PATH there (DEPS=folder does both for a folder made by `dpkg -x`). Nothing is
 # fetched.
 set -u
@@ -94,9 +94,18 @@ arch() {
     echo "${BUILD_ARCHS:-$capability}"
 }
 
-build_all() {
-    cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DFLASHMLA_CUDA=ON "-DFLASHMLA_CUDA_ARCHS=$(arch)" \
-        -DFLASHMLA_TESTS=OFF -DFLASHMLA_EXAMPLES=OFF -DFLASHMLA_DEVICE_TESTS=ON && ninja -C "$build" -j "$jobs"
+# build FOLDER [-D...]...
+build() {
+    local folder=$1
+    shift
+    cmake -S . -B "$folder" -G Ninja -DCMAKE_BUILD_TYPE=Release -DFLASHMLA_CUDA=ON "-DFLASHMLA_CUDA_ARCHS=$(arch)" \
+        -DFLASHMLA_TESTS=OFF -DFLASHMLA_EXAMPLES=OFF -DFLASHMLA_DEVICE_TESTS=ON "$@" && ninja -C "$folder" -j "$jobs"
+}
+
+# The plugin in which racecheck can follow who waits for whom (src/cuda/common/arrive.cuh).
+build_racecheck() {
+    build "$build/racecheck" -DFLASHMLA_TOOLS=OFF -DFLASHMLA_DEVICE_TESTS=OFF -DFLASHMLA_CUDA_RACECHECK=ON &&
+        cp "$build/racecheck/src/libflashmla_cuda.so" "$library/libflashmla_cuda_racecheck.so"
 }
 
 check() { # name, then arguments of `flashmla check`
@@ -156,7 +165,8 @@ under() {
 }
 
 part_sanitize() {
-    local tool set sets=(portable) cases i
+    local tool set sets=(portable) cases i plugin racecheck=$library/libflashmla_cuda_racecheck.so
+    [ -n "${PREBUILT:-}" ] || note build-racecheck build_racecheck || return
     "$program" info --backend cuda | grep -q 'kernels hopper' && sets+=(hopper)
     cases=("op=dense_decode,s_kv=140,h_q=63,s_q=2,b=2,causal=1,varlen=1"
         "op=dense_decode,dtype=f16,format=f16,s_kv=900,h_q=128,b=1,again=1"
@@ -168,10 +178,12 @@ part_sanitize() {
         "op=mha_backward,s_q=70,s_kv=140,h_q=4,h_kv=2,d_qk=192,d_v=128,causal=1,varlen=1,b=2"
         "op=quantize,format=v4,count=100" "op=merge,topk=3,count=20")
     for tool in memcheck racecheck synccheck; do
+        plugin=$FLASHMLA_CUDA_PLUGIN
+        [ $tool = racecheck ] && [ -e "$racecheck" ] && plugin=$racecheck
         for set in "${sets[@]}"; do
             for i in "${!cases[@]}"; do
-                together note "sanitize-$tool-$set-$i" under $tool "$program" check --backend cuda --kernels "$set" \
-                    --case "${cases[$i]}"
+                FLASHMLA_CUDA_PLUGIN=$plugin together note "sanitize-$tool-$set-$i" under $tool "$program" check \
+                    --backend cuda --kernels "$set" --case "${cases[$i]}"
             done
         done
     done
@@ -198,7 +210,7 @@ part_bench() {
 
 for part in "$@"; do
     case $part in
-    build) [ -n "${PREBUILT:-}" ] || note build build_all || exit 1 ;;
+    build) [ -n "${PREBUILT:-}" ] || note build build "$build" || exit 1 ;;
     info) note info "$program" info --backend cuda ;;
     check) part_check ;;
     dense) slice dense dense_decode ;;

@@ -1,14 +1,42 @@
 /* SPDX-License-Identifier: MIT */
-/* arrive.cuh: arrivals at a barrier behind which somebody overwrites what a warp has loaded from shared memory. */
+/* arrive.cuh: which lanes of a warp arrive at a barrier for it, and when. */
 #ifndef FLASHMLA_CUDA_ARRIVE_CUH
 #define FLASHMLA_CUDA_ARRIVE_CUH
 
 #include "ptx/mbarrier.cuh"
 
 /*
- * The lane of a warp that arrives. An arrival does not wait for loads that have set out, and where products keep shared
- * memory busy these take longer than what is let in by it: results were wrong in one of some thousand pieces. So which
- * lane it is depends on `seen`, made from a word of the last load, or of each: loads are over before it is known.
+ * How often a warp arrives: once, by one lane. With FMLAC_ALL_ARRIVE all lanes do, for racecheck, which does not know
+ * that __syncwarp() orders what the others have read and written before that lane's arrival.
+ */
+#ifdef FMLAC_ALL_ARRIVE
+#define WARP_ARRIVALS 32
+#else
+#define WARP_ARRIVALS 1
+#endif
+
+/* Whether lane `lane` arrives; `chosen`: the one that does if only one does, and nobody before it is known. */
+static __device__ __forceinline__ bool arrives(uint32_t lane, uint32_t chosen)
+{
+    if (WARP_ARRIVALS > 1) {
+        return __shfl_sync(0xFFFFFFFFu, chosen, 0) < 32; /* always, which the compiler does not know */
+    }
+    return lane == chosen;
+}
+
+/* The other lanes' arrivals, where the one that does arrives with bytes of copies. */
+static __device__ __forceinline__ void arrive_others(uint32_t barrier)
+{
+    if (WARP_ARRIVALS > 1) {
+        ptx_mbarrier_arrive(barrier);
+    }
+}
+
+/*
+ * The lane that arrives where somebody then overwrites what the warp has loaded from shared memory. An arrival does
+ * not wait for loads that have set out, and where products keep shared memory busy these take longer than what is let
+ * in by it: results were wrong in one of some thousand pieces. So which lane it is depends on `seen`, made from a word
+ * of the last load, or of each: loads are over before it is known.
  */
 static __device__ __forceinline__ uint32_t lane_after(uint32_t seen)
 {
@@ -18,7 +46,7 @@ static __device__ __forceinline__ uint32_t lane_after(uint32_t seen)
 /* The warp's arrival. */
 static __device__ __forceinline__ void arrive_after(uint32_t barrier, uint32_t seen)
 {
-    if (ptx_thread() % 32 == lane_after(seen)) {
+    if (arrives(ptx_thread() % 32, lane_after(seen))) {
         ptx_mbarrier_arrive(barrier);
     }
 }

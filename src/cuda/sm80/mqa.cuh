@@ -244,7 +244,7 @@ static __device__ __forceinline__ void finish_rows(const fmlac_mqa &p, const mqa
 static __device__ __forceinline__ void arrive_warp(uint32_t barrier)
 {
     __syncwarp();
-    if (ptx_thread() % 32 == 0) {
+    if (arrives(ptx_thread() % 32, 0)) {
         ptx_mbarrier_arrive(barrier);
     }
 }
@@ -495,14 +495,14 @@ template <class S> static __device__ __forceinline__ void mqa_run(const fmlac_mq
     store_rows<S>(p, s, (int)ptx_thread() / 32, S::QW + S::PW, (float *)ptx_shared(), partial);
 }
 
-/* A warp, not the one that finds pieces. Who arrives: a lane of each warp, or all. */
+/* A warp, not the one that finds pieces. Who arrives: each warp, or each lane. */
 template <class S>
 static __device__ __forceinline__ void begin_barriers(const fmlac_mqa &p, const mqa_shared &s, uint32_t lane)
 {
     if (lane < (uint32_t)s.slots) {
-        ptx_mbarrier_init(s.full + lane * 8, S::PW * (S::CODES || BULK(p) ? 1 : 32));
-        ptx_mbarrier_init(s.ready + lane * 8, S::QW);
-        ptx_mbarrier_init(s.free + lane * 8, S::PW);
+        ptx_mbarrier_init(s.full + lane * 8, S::PW * (S::CODES || BULK(p) ? WARP_ARRIVALS : 32));
+        ptx_mbarrier_init(s.ready + lane * 8, S::QW * WARP_ARRIVALS);
+        ptx_mbarrier_init(s.free + lane * 8, S::PW * WARP_ARRIVALS);
     } else if (lane == (uint32_t)s.slots) {
         ptx_mbarrier_init(s.q_full, S::QW * 32);
     } else if (S::CODES && lane - s.slots <= S::PW) {

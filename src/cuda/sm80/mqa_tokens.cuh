@@ -7,6 +7,7 @@
 #ifndef FLASHMLA_CUDA_SM80_MQA_TOKENS_CUH
 #define FLASHMLA_CUDA_SM80_MQA_TOKENS_CUH
 
+#include "common/arrive.cuh"
 #include "mqa_shared.cuh"
 #include "ptx/tma.cuh"
 
@@ -93,6 +94,8 @@ static __device__ __forceinline__ void copy_plain_bulk(const fmlac_mqa &p, const
         if (all) {
             load_rows_bulk<OWN>(address + first, to, p.row_bytes, full);
         }
+    } else {
+        arrive_others(full);
     }
     if (!all && from != 0) {
         ptx_bulk_load(to + lane * PITCH, (const uint8_t *)(from & ~EXTRA_BIT), p.row_bytes, full);

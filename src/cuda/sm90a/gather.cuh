@@ -80,6 +80,8 @@ static __device__ __forceinline__ void fetch_batch(const fmlac_pool &pool, const
                 ptx_bulk_load(to + row * pitch, places[row], pool.data_row_bytes, full);
             }
         }
+    } else {
+        arrive_others(full);
     }
     __syncwarp();
 }
@@ -113,6 +115,9 @@ static __device__ __forceinline__ void fetch_whole(uint32_t row_bytes, const bat
                               row_bytes, full + i * BATCHES_MAX * 8);
             }
         }
+    } else {
+        arrive_others(full);
+        arrive_others(full + BATCHES_MAX * 8);
     }
     __syncwarp();
 }
@@ -219,9 +224,7 @@ template <int BLOCKS> static __device__ __forceinline__ void gather_rows(const f
             }
             ring_next(r);
         }
-        if (threadIdx.x % 32 == 0) {
-            ptx_mbarrier_arrive(ptx_shared_address(&m->places_empty[at]));
-        }
+        arrive_warp(ptx_shared_address(&m->places_empty[at]));
     }
 }
 

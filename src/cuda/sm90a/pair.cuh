@@ -156,7 +156,7 @@ static __device__ __forceinline__ void await_message(uint32_t full, uint32_t num
 /* The warp has read a message, of which `seen` is made. */
 static __device__ __forceinline__ void release_message(uint32_t empty, uint32_t seen)
 {
-    if (threadIdx.x % 32 == lane_after(seen)) {
+    if (arrives(threadIdx.x % 32, lane_after(seen))) {
         ptx_mbarrier_arrive_remote(empty + to_peer());
     }
 }
@@ -489,29 +489,29 @@ static __device__ __forceinline__ void pair_barriers(const fmlac_mqa &p, pair_pl
     typedef raw_ring<BLOCKS> ring;
     uint32_t copies = rope_chunks<BLOCKS>(p, rank) > 0 ? 32 : 0;
     for (int i = 0; i < STAGES; i++) {
-        ptx_mbarrier_init(ptx_shared_address(&m->full[i]), TILE_UNITS + copies);
-        ptx_mbarrier_init(ptx_shared_address(&m->empty[i]), MMA_WARPS);
+        ptx_mbarrier_init(ptx_shared_address(&m->full[i]), TILE_UNITS * WARP_ARRIVALS + copies);
+        ptx_mbarrier_init(ptx_shared_address(&m->empty[i]), MMA_WARPS * WARP_ARRIVALS);
     }
     for (int i = 0; i < ring::GROUPS; i++) {
-        ptx_mbarrier_init(ptx_shared_address(&m->raw_full[i]), 33);
-        ptx_mbarrier_init(ptx_shared_address(&m->raw_empty[i]), GROUP_UNITS);
+        ptx_mbarrier_init(ptx_shared_address(&m->raw_full[i]), 32 + WARP_ARRIVALS);
+        ptx_mbarrier_init(ptx_shared_address(&m->raw_empty[i]), GROUP_UNITS * WARP_ARRIVALS);
     }
     for (int i = 0; i < 2; i++) {
-        ptx_mbarrier_init(ptx_shared_address(&m->rope_empty[i]), MMA_WARPS);
-        ptx_mbarrier_init(ptx_shared_address(&m->places_full[i]), 1);
-        ptx_mbarrier_init(ptx_shared_address(&m->places_empty[i]), GATHER_WARPS + 1);
+        ptx_mbarrier_init(ptx_shared_address(&m->rope_empty[i]), MMA_WARPS * WARP_ARRIVALS);
+        ptx_mbarrier_init(ptx_shared_address(&m->places_full[i]), WARP_ARRIVALS);
+        ptx_mbarrier_init(ptx_shared_address(&m->places_empty[i]), (GATHER_WARPS + 1) * WARP_ARRIVALS);
     }
     for (int i = 0; i < PIECES; i++) {
-        ptx_mbarrier_init(ptx_shared_address(&m->piece_full[i]), 1);
-        ptx_mbarrier_init(ptx_shared_address(&m->piece_free[i]), MMA_WARPS + LOAD_WARPS);
+        ptx_mbarrier_init(ptx_shared_address(&m->piece_full[i]), WARP_ARRIVALS);
+        ptx_mbarrier_init(ptx_shared_address(&m->piece_free[i]), (MMA_WARPS + LOAD_WARPS) * WARP_ARRIVALS);
     }
     for (int i = 0; i < 2; i++) {
         ptx_mbarrier_init(ptx_shared_address(&m->q_full[i]), 1);
     }
     ptx_mbarrier_init(ptx_shared_address(&m->scores_full), 1);
     ptx_mbarrier_init(ptx_shared_address(&m->weights_full), 1);
-    ptx_mbarrier_init(ptx_shared_address(&m->scores_empty), 4);
-    ptx_mbarrier_init(ptx_shared_address(&m->weights_empty), 4);
+    ptx_mbarrier_init(ptx_shared_address(&m->scores_empty), 4 * WARP_ARRIVALS);
+    ptx_mbarrier_init(ptx_shared_address(&m->weights_empty), 4 * WARP_ARRIVALS);
     ptx_mbarrier_arrive_expect(ptx_shared_address(&m->scores_full), SCORE_BYTES);
     ptx_mbarrier_arrive_expect(ptx_shared_address(&m->weights_full), WEIGHT_BYTES);
     ptx_mbarrier_init_fence();

@@ -205,6 +205,8 @@ static __device__ __forceinline__ void gather_group(const fmlac_pool &pool, pair
     if (lane == 0) {
         m->raw_notes[ring.at] = note;
         ptx_mbarrier_arrive_expect(full, pool.aligned ? rows * part.code_bytes : 0);
+    } else {
+        arrive_others(full);
     }
     __syncwarp();
     if (pool.aligned) {

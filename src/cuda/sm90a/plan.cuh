@@ -15,7 +15,8 @@
 #define BLOCK_BYTES 8192           /* of Q and of weights */
 #define TILE_BYTES  (TOKENS * 128) /* of a block of a tile */
 #define MMA_WARPS   8
-#define RING        128 /* entries of a list that a producer warp holds */
+#define RING        128                                 /* entries of a list that a producer warp holds */
+#define GUESSES     (WARP_ARRIVALS > 1 ? MMA_WARPS : 1) /* own_guess */
 
 /* Portions in which a tile arrives: two blocks each, the last also holds block 8. A wait between products costs 100
  * cycles: quantised tokens, whose rows are complete at about the same time, arrive as one. */
@@ -105,8 +106,8 @@ template <int BLOCKS> struct plan {
         float2 heads[2][2][SUMS]; /* in turns, by thread: references of the weights in a slot, sums up to that tile */
     };
     list_scan scans[SCAN_WARPS];
-    int32_t guess;   /* first query token whose Q has set out before the scout found anything; -1: none */
-    piece_walk walk; /* the scout's own */
+    int32_t guess[GUESSES]; /* first query token whose Q has set out before the scout found anything; -1: none */
+    piece_walk walk;        /* the scout's own */
     /* CODES: places of the tokens of tiles, and when they are known and used up; raw rows of a batch are there. */
     alignas(16) const uint8_t *places[PLACES][TOKENS]; /* nullptr: not attended */
     uint32_t notes[PLACES][CODE_WARPS];
@@ -123,10 +124,10 @@ static __device__ __forceinline__ uint32_t uniform(uint32_t x)
     return __shfl_sync(0xFFFFFFFFu, x, 0);
 }
 
-/* One lane arrives for its warp. */
+/* A warp arrives. */
 static __device__ __forceinline__ void arrive_warp(uint32_t barrier)
 {
-    if (threadIdx.x % 32 == 0) {
+    if (arrives(threadIdx.x % 32, 0)) {
         ptx_mbarrier_arrive(barrier);
     }
 }
@@ -179,9 +180,7 @@ template <typename PLAN> static __device__ __forceinline__ void scout_piece(cons
     uint32_t at = i % places;
     ptx_mbarrier_wait(ptx_shared_address(&m->piece_free[at]), (i / places & 1) ^ 1);
     walk_next(p, &m->walk, &m->pieces[at], lane);
-    if (lane == 0) {
-        ptx_mbarrier_arrive(ptx_shared_address(&m->piece_full[at]));
-    }
+    arrive_warp(ptx_shared_address(&m->piece_full[at]));
 }
 
 #endif

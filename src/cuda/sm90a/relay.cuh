@@ -166,6 +166,12 @@ static __device__ __forceinline__ bool has_tiles(const piece &c)
     return uniform(*(const volatile int32_t *)&c.end - *(const volatile int32_t *)&c.begin) != 0;
 }
 
+/* Where a warp keeps what was guessed. All write the same, so one place serves all; racecheck does not look at that. */
+template <int BLOCKS> static __device__ __forceinline__ int32_t &own_guess(plan<BLOCKS> *m)
+{
+    return m->guess[threadIdx.x / 32 % GUESSES];
+}
+
 /* What need not wait for the scout: Q and the first entries of the list that the first piece is most likely of. */
 template <int BLOCKS> static __device__ __forceinline__ void first_q(const fmlac_mqa &p, plan<BLOCKS> *m)
 {
@@ -179,7 +185,7 @@ template <int BLOCKS> static __device__ __forceinline__ void first_q(const fmlac
         start_q<BLOCKS, 256>(p, w, m);
     }
     if (threadIdx.x % 32 == 0) {
-        m->guess = guessed ? (int32_t)w.first : -1; /* each warp for itself, all the same */
+        own_guess(m) = guessed ? (int32_t)w.first : -1; /* each warp for itself, all the same */
     }
     __syncwarp();
 }
@@ -218,7 +224,7 @@ static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> 
             ptx_copy_async_wait<0>();
             break;
         }
-        if (!uniform(c.early) && (i > 0 || uniform(m->guess) != uniform((uint32_t)c.work.first))) {
+        if (!uniform(c.early) && (i > 0 || uniform(own_guess(m)) != uniform((uint32_t)c.work.first))) {
             ptx_copy_async_wait<0>(); /* a wrong guess */
             if (has_tiles(c)) {
                 start_q<BLOCKS, 256>(p, c.work, m);
@@ -259,8 +265,9 @@ template <int BLOCKS, int SOURCE, int TURNS>
 static __device__ __forceinline__ void init_barriers(plan<BLOCKS> *m, int producer_warps)
 {
     typedef relay_of<SOURCE> the;
-    int readers = SOURCE == SOURCE_ROWS ? producer_warps : TURNS ? 2 : 1; /* producer warps that read pieces */
-    uint32_t arrivals = the::PAGES ? 1 : SOURCE == SOURCE_ROWS ? producer_warps * 32 : CODE_WARPS;
+    /* Of producers that read pieces: threads where a thread copies pages, else warps. */
+    uint32_t readers = the::PAGES ? TURNS + 1 : (SOURCE == SOURCE_ROWS ? producer_warps : 1) * WARP_ARRIVALS;
+    uint32_t arrivals = the::PAGES ? 1 : SOURCE == SOURCE_ROWS ? producer_warps * 32 : CODE_WARPS * WARP_ARRIVALS;
     for (int i = 0; i < 2; i++) {
         for (int j = 0; j < PORTIONS; j++) {
             uint32_t more = 0;
@@ -269,10 +276,10 @@ static __device__ __forceinline__ void init_barriers(plan<BLOCKS> *m, int produc
             }
             ptx_mbarrier_init(ptx_shared_address(&m->full[i][j]), arrivals + more);
         }
-        ptx_mbarrier_init(ptx_shared_address(&m->free[i][0]), 4);
-        ptx_mbarrier_init(ptx_shared_address(&m->free[i][1]), 4);
-        ptx_mbarrier_init(ptx_shared_address(&m->piece_full[i]), 1);
-        ptx_mbarrier_init(ptx_shared_address(&m->piece_free[i]), MMA_WARPS + readers);
+        ptx_mbarrier_init(ptx_shared_address(&m->free[i][0]), 4 * WARP_ARRIVALS);
+        ptx_mbarrier_init(ptx_shared_address(&m->free[i][1]), 4 * WARP_ARRIVALS);
+        ptx_mbarrier_init(ptx_shared_address(&m->piece_full[i]), WARP_ARRIVALS);
+        ptx_mbarrier_init(ptx_shared_address(&m->piece_free[i]), MMA_WARPS * WARP_ARRIVALS + readers);
     }
     if constexpr (SOURCE == SOURCE_CODES) {
         init_codes(m);

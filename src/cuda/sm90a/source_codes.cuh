@@ -38,13 +38,13 @@ static_assert(CODE_WARPS * BATCH_ROWS * FMLAC_RAW_PITCH_MAX <= RAW_BYTES(9), "a 
 template <int BLOCKS> static __device__ __forceinline__ void init_codes(plan<BLOCKS> *m)
 {
     for (int i = 0; i < PLACES; i++) {
-        ptx_mbarrier_init(ptx_shared_address(&m->places_full[i]), 1);
-        ptx_mbarrier_init(ptx_shared_address(&m->scales_full[i]), 33);
-        ptx_mbarrier_init(ptx_shared_address(&m->places_empty[i]), CODE_WARPS + 1);
+        ptx_mbarrier_init(ptx_shared_address(&m->places_full[i]), WARP_ARRIVALS);
+        ptx_mbarrier_init(ptx_shared_address(&m->scales_full[i]), 32 + WARP_ARRIVALS);
+        ptx_mbarrier_init(ptx_shared_address(&m->places_empty[i]), (CODE_WARPS + 1) * WARP_ARRIVALS);
     }
     for (int i = 0; i < CODE_WARPS * BATCHES_MAX; i++) {
-        ptx_mbarrier_init(ptx_shared_address(&m->raw_full[0][i]), 1);
-        ptx_mbarrier_init(ptx_shared_address(&m->raw_empty[0][i]), 1);
+        ptx_mbarrier_init(ptx_shared_address(&m->raw_full[0][i]), WARP_ARRIVALS);
+        ptx_mbarrier_init(ptx_shared_address(&m->raw_empty[0][i]), WARP_ARRIVALS);
     }
     m->mask[0][1] = m->mask[1][1] = 0xFFFFFFFFu; /* bits beyond the tile stay so */
 }
@@ -301,7 +301,12 @@ static __device__ __forceinline__ void tile_done(plan<BLOCKS> *m, uint32_t slot,
     }
     ptx_fence_async_proxy();
     __syncwarp();
-    if (lane <= PORTIONS) {
+    if (WARP_ARRIVALS > 1) {
+        for (int i = 0; i < PORTIONS; i++) {
+            arrive_warp(ptx_shared_address(&m->full[slot][i]));
+        }
+        arrive_warp(ptx_shared_address(&m->places_empty[place]));
+    } else if (lane <= PORTIONS) {
         uint32_t full = ptx_shared_address(&m->full[slot][lane]);
         ptx_mbarrier_arrive(lane < PORTIONS ? full : ptx_shared_address(&m->places_empty[place]));
     }
@@ -354,7 +359,7 @@ static __device__ __forceinline__ void expand_run(const fmlac_mqa &p, plan<BLOCK
                 clear_absent(&b, kind, there);
             }
             const bool last = segment_dim(lane) + 256 < (uint32_t)pool.quant_dims, hard = batch_there<KIND>(b, last);
-            if (lane == (hard ? 1 : 0)) { /* one lane, and not before it knows which */
+            if (arrives(lane, hard ? 1 : 0)) { /* one lane, and not before it knows which */
                 ptx_mbarrier_arrive(ptx_shared_address(&m->raw_empty[warp][w.ring.at]));
             }
             ring_next(w.ring);
