@@ -3,7 +3,7 @@
 #
 # run.sh [-o FOLDER] [part...]: builds and tests the CUDA plugin on a machine with a GPU and writes what came out as JSON and
 # logs into FOLDER (default: $OUT, else build/device/results); parts.jsonl has a line for each step, summary.json the sums.
-# Every part takes at most ten minutes on 16 processors.
+# Every part but `several` takes at most ten minutes on 16 processors; that one is run with LIMIT and goes on with SKIP.
 #
 #   build      library, program, plugin and tests, for this machine's GPU alone (BUILD_ARCHS names others, "80;90a")
 #   info       what the device is

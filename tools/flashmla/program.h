@@ -130,7 +130,7 @@ int cli_take_set(cli_options *options, const char *name);
 
 /* The options that repeat a choice of backend and kernels, each with a blank before it; 128 characters suffice. */
 void cli_replay_options(const cli_options *options, char *text, size_t size);
-/* best, portable or hopper. */
+/* best, portable, hopper or unpaired. */
 const char *cli_kernels_name(const cli_options *options);
 
 /* Opens a context as the options say. CLI_OK, or CLI_ERROR with the message printed. */

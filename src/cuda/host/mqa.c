@@ -14,7 +14,7 @@
 #define OVERHEAD_TOKENS 256             /* what beginning and ending a piece costs, in tokens */
 #define COST_MAX        (INT32_MAX / 2) /* of all units together: the kernels count in 32 bits */
 #define COMBINE_TIME    12000           /* what cutting costs beside the pieces: the combine kernel, nanoseconds */
-/* What the length of pieces follows from (common/work.cuh): nanoseconds. */
+/* What cutting and joining follow from (common/work.cuh); may be set for experiments. */
 #ifndef FMLAC_JOIN_PS
 #define FMLAC_JOIN_PS 800 /* writing and reading a row of a partial result, in all multiprocessors, picoseconds */
 #endif
@@ -51,7 +51,7 @@ extern void fmlak_mqa_combine_many_sm80(void);
             tokens, warps, kib, 0                                                                                      \
     }
 
-/* In order of preference: the first that fits the shared memory and holds the rows, else the last. */
+/* In order of preference: the first that fits the shared memory and holds the rows, else the first of the most rows. */
 static const fmlac_kernel kernels[] = {
     KERNEL(bf16, FMLA_BF16, 16, 32, 8, 99),   KERNEL(bf16, FMLA_BF16, 32, 32, 12, 163),
     KERNEL(bf16, FMLA_BF16, 64, 64, 12, 227), KERNEL(bf16, FMLA_BF16, 64, 32, 12, 163),

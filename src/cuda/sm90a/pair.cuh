@@ -290,9 +290,9 @@ static __device__ __forceinline__ int pair_row(void)
     return thread / 32 * 16 + thread % 32 / 4;
 }
 
-/* The owner has all weights of a piece: Q of the next sets out, and what rows end with goes out and to the helper. Of
- * four lanes, which share two rows, each sees to one: this is code that has not run for long, and so takes as long as
- * there is of it. */
+/* The owner has all weights of a piece (Q of the next has been asked for): what rows end with goes out and to the
+ * helper. Of four lanes, which share two rows, each sees to one: this is code that has not run for long, and so takes
+ * as long as there is of it. */
 template <int BLOCKS>
 static __device__ __forceinline__ void pair_finish(const fmlac_pair_sm90a &all, const uint32_t a[16],
                                                    softmax_rows &rows, const pair_view &v, pair_plan<BLOCKS> *m,

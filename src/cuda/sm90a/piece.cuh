@@ -135,7 +135,7 @@ static __device__ __forceinline__ void walk_begin(const fmlac_mqa &p, piece_walk
         if (p.cut.own) {
             cut = cut_find(&p.cut, walk->own, lane);
         } else {
-            ptx_grid_wait(); /* nobody else needs anything of the plan kernel */
+            ptx_grid_wait(); /* but for join.cuh, nobody else needs anything of it */
             cut = cut_read(&p.cut);
         }
         low = part * cut.per;

@@ -96,7 +96,7 @@ template <int BLOCKS> struct plan {
     float sink[ROWS];                       /* of the piece in hand, in base 2 */
     uint32_t met;                           /* another result is there to be joined (join.cuh) */
     uint32_t mask[2][2];                    /* tokens of a slot that are there */
-    uint32_t more[2];                       /* another tile of the piece follows */
+    uint32_t more[2];                       /* another tile of the piece follows; in turns STATE_... of it */
     uint64_t full[2][PORTIONS];
     uint64_t free[2][2]; /* per slot: dims 0..255, 256..511; block 8 goes with the latter */
     uint64_t piece_full[2], piece_free[2];
