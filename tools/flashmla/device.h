@@ -19,15 +19,13 @@ typedef struct cuda_driver {
     int (*to_device)(uintptr_t target, const void *source, size_t size);
     int (*to_host)(void *target, uintptr_t source, size_t size);
     int (*fill)(uintptr_t target, unsigned char byte, size_t size);
-    int (*module_load)(void **module, const void *text); /* NULL: this and the next three are not there */
-    int (*module_unload)(void *module);
+    int (*module_load)(void **module, const void *text); /* NULL: this and the next two are not there */
     int (*module_function)(void **function, void *module, const char *name);
     int (*launch)(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
                   unsigned block_z, unsigned shared, void *stream, void **arguments, void **extra);
     int device;
-    void *context;                     /* the device's primary one */
-    uintptr_t hashes;                  /* see hash.c; 0: not there yet */
-    void *hash_module, *hash_function; /* its kernel; the module is of this context, so it goes with this memory */
+    void *context;    /* the device's primary one */
+    uintptr_t hashes; /* see hash.c; 0: not there yet */
 } cuda_driver;
 
 /* NULL: host memory. */

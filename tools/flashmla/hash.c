@@ -57,15 +57,23 @@ static const char kernel[] =
 #define THREADS 256
 #define BLOCKS  528
 
-static bool find_kernel(cuda_driver *cuda)
+/* The last context's, for the process: memories come and go with every case. The context is retained for it, so that no
+ * other one can have its address. */
+static struct {
+    void *context, *function;
+    bool failed;
+} known;
+
+static bool find_kernel(const cuda_driver *cuda)
 {
-    if (cuda->hash_function == NULL && cuda->module_load != NULL &&
-        (cuda->module_load(&cuda->hash_module, kernel) != 0 ||
-         cuda->module_function(&cuda->hash_function, cuda->hash_module, "hash") != 0)) {
-        cuda->hash_function = NULL;
-        cuda->module_load = NULL; /* not asked again */
+    void *module = NULL, *context = NULL;
+
+    if (known.context != cuda->context && !known.failed && cuda->module_load != NULL) {
+        known.failed = cuda->primary_retain(&context, cuda->device) != 0 || cuda->module_load(&module, kernel) != 0 ||
+                       cuda->module_function(&known.function, module, "hash") != 0;
+        known.context = known.failed ? NULL : context;
     }
-    return cuda->hash_function != NULL;
+    return known.context == cuda->context;
 }
 
 int cli_memory_hash(cli_memory *memory, const void *block, size_t size, int slot)
@@ -86,7 +94,7 @@ int cli_memory_hash(cli_memory *memory, const void *block, size_t size, int slot
     }
     uintptr_t pointer = (uintptr_t)block, result = cuda->hashes + (uintptr_t)slot * sizeof(uint64_t);
     void *arguments[] = {&pointer, &words, &result};
-    code = code == 0 ? cuda->launch(cuda->hash_function, BLOCKS, 1, 1, THREADS, 1, 1, 0, NULL, arguments, NULL) : code;
+    code = code == 0 ? cuda->launch(known.function, BLOCKS, 1, 1, THREADS, 1, 1, 0, NULL, arguments, NULL) : code;
     return code == 0 ? CLI_OK : cli_error("the hash of device memory failed (CUDA error %d)", code);
 }
 

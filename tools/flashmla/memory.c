@@ -105,7 +105,7 @@ static int open_cuda(cuda_driver *cuda, int32_t device_index)
         return cli_error("the CUDA driver does not open device %d", (int)device_index);
     }
     cuda->context = context;
-    if (!load(cuda, "cuModuleLoadData", &cuda->module_load) || !load(cuda, "cuModuleUnload", &cuda->module_unload) ||
+    if (!load(cuda, "cuModuleLoadData", &cuda->module_load) ||
         !load(cuda, "cuModuleGetFunction", &cuda->module_function) || !load(cuda, "cuLaunchKernel", &cuda->launch)) {
         cuda->module_load = NULL;
     }
@@ -158,9 +158,6 @@ void cli_memory_close(cli_memory *memory)
     }
     pool.taken = pool.taken && !memory->pooled;
     if (!memory->host) {
-        if (memory->cuda.hash_module != NULL) {
-            memory->cuda.module_unload(memory->cuda.hash_module);
-        }
         memory->cuda.primary_release(memory->cuda.device);
         dlclose(memory->cuda.library);
     }

@@ -231,7 +231,8 @@ static int parse_profile(cli_options *options, const char *text)
     return result;
 }
 
-int cli_take_set(cli_options *options, const char *name)
+/* A name of --kernels, or a number of --profile for the portable ones. */
+static int take_set(cli_options *options, const char *name)
 {
     options->profile = 0;
     if (name[0] >= '0' && name[0] <= '9') {
@@ -239,6 +240,29 @@ int cli_take_set(cli_options *options, const char *name)
         return parse_profile(options, name) == CLI_OK ? parse_kernels(options, "portable") : CLI_ERROR;
     }
     return parse_kernels(options, name);
+}
+
+int cli_take_sets(const cli_options *shared, const char *list, cli_options *sets, int max, int *count)
+{
+    const char *name = list;
+    *count = 0;
+    do {
+        char one[64];
+        size_t length = name != NULL ? strcspn(name, ",") : 0;
+        if (*count == max) {
+            return cli_error("--sets: at most %d", max);
+        }
+        cli_options *set = &sets[(*count)++];
+        *set = *shared;
+        if (name != NULL) {
+            snprintf(one, sizeof one, "%.*s", (int)length, name);
+            name = name[length] == ',' ? name + length + 1 : NULL;
+            if (take_set(set, one) != CLI_OK) {
+                return CLI_ERROR;
+            }
+        }
+    } while (name != NULL);
+    return CLI_OK;
 }
 
 void cli_replay_options(const cli_options *options, char *text, size_t size)

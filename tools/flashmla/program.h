@@ -124,9 +124,9 @@ int cli_take_options(int argc, char **argv, const struct option *table, const ch
 /* Takes a shared option; as cli_taker with cli_options for its user. */
 int cli_option(void *options, int option, const char *argument);
 
-/* A choice of kernels by its name in a list of --sets: a name of --kernels, or a number of --profile for the portable
- * ones. As cli_option. */
-int cli_take_set(cli_options *options, const char *name);
+/* The choices of kernels that a list of --sets names, each a name of --kernels or a number of --profile for the
+ * portable ones; NULL: the one of --kernels and --profile. CLI_OK, or CLI_ERROR with the message printed. */
+int cli_take_sets(const cli_options *shared, const char *list, cli_options *sets, int max, int *count);
 
 /* The options that repeat a choice of backend and kernels, each with a blank before it; 128 characters suffice. */
 void cli_replay_options(const cli_options *options, char *text, size_t size);

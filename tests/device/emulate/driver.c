@@ -41,7 +41,6 @@ int cuEventElapsedTime(float *milliseconds, void *from, void *to);
 int cuEventDestroy_v2(void *event);
 
 int cuModuleLoadData(void **module, const void *text);
-int cuModuleUnload(void *module);
 int cuModuleGetFunction(void **function, void *module, const char *name);
 int cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                    unsigned block_y, unsigned block_z, unsigned shared, void *stream, void **arguments, void **extra);
@@ -206,11 +205,6 @@ int cuModuleLoadData(void **module, const void *text)
 {
     *module = &handle;
     return strstr(text, ".entry hash(") == NULL || getenv("FLASHMLA_DRIVER_WITHOUT_MODULES") != NULL;
-}
-
-int cuModuleUnload(void *module)
-{
-    return module != &handle;
 }
 
 int cuModuleGetFunction(void **function, void *module, const char *name)

@@ -363,19 +363,12 @@ static int write_json(const bench_options *o, const station *stations, int count
 /* A station for each choice of kernels; without --sets the one that --kernels and --profile make. */
 static int open_sets(const bench_options *o, station *stations, int *count)
 {
-    char copy[128], *rest = copy;
+    cli_options sets[STATIONS_MAX];
     bench_device *device = NULL;
-    int status = CLI_OK;
-    snprintf(copy, sizeof copy, "%s", o->sets ? o->sets : "");
-    do {
-        station *s = &stations[*count];
-        cli_options options = o->shared;
-        char *name = strsep(&rest, ",");
-        if (*count == STATIONS_MAX) {
-            return cli_error("--sets: at most %d", STATIONS_MAX);
-        }
-        status = o->sets ? cli_take_set(&options, name) : CLI_OK;
-        status = status == CLI_OK ? engine_open(&s->engine, &options) : status;
+    int named = 0, status = cli_take_sets(&o->shared, o->sets, sets, STATIONS_MAX, &named);
+    for (int i = 0; i < named && status == CLI_OK; i++) {
+        station *s = &stations[i];
+        status = engine_open(&s->engine, &sets[i]);
         if (status != CLI_OK) {
             return status;
         }
@@ -384,8 +377,8 @@ static int open_sets(const bench_options *o, station *stations, int *count)
             status = bench_device_open(&device, o->shared.device_index);
         }
         s->device = device;
-        s->limit = *count > 1 || status != CLI_OK ? stations[0].limit : device_limit(device);
-    } while (rest != NULL && status == CLI_OK);
+        s->limit = i > 0 || status != CLI_OK ? stations[0].limit : device_limit(device);
+    }
     return status;
 }
 

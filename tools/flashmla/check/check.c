@@ -158,28 +158,6 @@ static int make_list(const check_options *o, case_list *list)
     return CLI_OK;
 }
 
-/* The choices of --sets, or the one of --kernels and --profile. */
-static int take_sets(check_options *o)
-{
-    char copy[128], *rest = copy;
-    snprintf(copy, sizeof copy, "%s", o->sets ? o->sets : "");
-    if (o->sets != NULL && (o->shared.device != FMLA_DEVICE_CUDA || strlen(o->sets) >= sizeof copy)) {
-        return cli_error(o->shared.device != FMLA_DEVICE_CUDA ? "--sets: for --backend cuda" : "--sets: too long");
-    }
-    do {
-        if (o->choice_count == CHECK_CHOICES) {
-            return cli_error("--sets: at most %d", CHECK_CHOICES);
-        }
-        cli_options *set = &o->choices[o->choice_count++];
-        char *name = strsep(&rest, ",");
-        *set = o->shared;
-        if (o->sets != NULL && cli_take_set(set, name) != CLI_OK) {
-            return CLI_ERROR;
-        }
-    } while (rest != NULL);
-    return CLI_OK;
-}
-
 /* Can this machine run what is asked for? */
 static bool usable(const check_options *o)
 {
@@ -237,7 +215,10 @@ int cmd_check(int argc, char **argv)
                o.shared.device == FMLA_DEVICE_CUDA ? "cuda" : fmla_isa_name((fmla_isa)o.shared.isa));
         return SKIPPED;
     }
-    status = take_sets(&o);
+    if (o.sets != NULL && o.shared.device != FMLA_DEVICE_CUDA) {
+        return cli_error("--sets: for --backend cuda");
+    }
+    status = cli_take_sets(&o.shared, o.sets, o.choices, CHECK_CHOICES, &o.choice_count);
     status = status == CLI_OK && o.ids != NULL ? ids_valid(o.ids) : status;
     if (status == CLI_OK && !o.only_ids) {
         status = make_list(&o, &list);

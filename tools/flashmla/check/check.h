@@ -15,6 +15,12 @@ typedef enum verdict {
     VERDICT_BROKEN = 3       /* no verdict: the reference could not be made; printed */
 } verdict;
 
+const char *verdict_name(verdict v);
+/* Failed, or broken. */
+bool verdict_is_bad(verdict v);
+/* Seconds of a clock that only grows. */
+double check_now(void);
+
 #define CHECK_OTHERS 4 /* contexts of 1, 2, 3 and 8 threads */
 
 #define CHECK_CHOICES 8

@@ -3,7 +3,6 @@
 #include "check/ids.h"
 
 #include <string.h>
-#include <time.h>
 
 typedef struct fault {
     const char *id;
@@ -64,25 +63,17 @@ void ids_print(const char *selection)
 
 static void record(cJSON *records, const fault *f, const char *set, verdict v, const char *why, double seconds)
 {
-    static const char *const names[] = {"passed", "failed", "not offered", "broken"};
     cJSON *one = cJSON_CreateObject();
     cJSON_AddStringToObject(one, "id", f->id);
     if (set[0] != 0) {
         cJSON_AddStringToObject(one, "set", set);
     }
-    cJSON_AddStringToObject(one, "verdict", names[v]);
+    cJSON_AddStringToObject(one, "verdict", verdict_name(v));
     if (v == VERDICT_FAILED) {
         cJSON_AddStringToObject(one, "why", why);
     }
     cJSON_AddNumberToObject(one, "seconds", seconds);
     cJSON_AddItemToArray(records, one);
-}
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 void ids_run(checker *k, const char *selection, const char *replay, const char *set, cJSON *records, ids_tally *tally)
@@ -95,10 +86,10 @@ void ids_run(checker *k, const char *selection, const char *replay, const char *
             continue;
         }
         cli_progress("%s %s", f->id, f->right);
-        double start = now();
+        double start = check_now();
         k->why[0] = 0;
         verdict v = f->run(k);
-        double seconds = now() - start;
+        double seconds = check_now() - start;
         tally->seconds += seconds;
         tally->passed += v == VERDICT_PASSED;
         tally->not_offered += v == VERDICT_NOT_OFFERED;

@@ -160,7 +160,7 @@ static void hear(pool *p, worker *w, outcome *said)
     p->done++;
     p->work->take(p->work->user, said);
     for (int i = 0; i < p->choices; i++) {
-        if (said->verdicts[i] == VERDICT_FAILED || said->verdicts[i] == VERDICT_BROKEN) {
+        if (verdict_is_bad((verdict)said->verdicts[i])) {
             finish(w);
             start(p, w);
             return;

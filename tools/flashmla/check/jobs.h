@@ -33,8 +33,9 @@ typedef struct jobs_work {
 double jobs_memory(int64_t gib);
 
 /*
- * limit: bytes that the cases may hold together, here or on a device; choices and budget as the checker's. SIGTERM and
- * SIGINT end it early. CLI_OK; CLI_FAILED if cases were left out; CLI_ERROR if no process began (printed).
+ * limit: bytes that the cases may hold together, here or on a device; choices and budget as the checker's; skip: so
+ * many of the dearest are left out. SIGTERM and SIGINT end it early. CLI_OK; CLI_FAILED if cases were left out that
+ * should not be; CLI_ERROR if no process began (printed).
  */
 int jobs_run(const jobs_work *work, const case_list *list, int64_t jobs, double limit, int choices, double budget,
              int64_t skip);

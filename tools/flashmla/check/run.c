@@ -3,9 +3,28 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "check/check.h"
 #include "problem/numbers.h"
+
+const char *verdict_name(verdict v)
+{
+    static const char *const names[] = {"passed", "failed", "not offered", "broken"};
+    return names[v];
+}
+
+bool verdict_is_bad(verdict v)
+{
+    return v == VERDICT_FAILED || v == VERDICT_BROKEN;
+}
+
+double check_now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
 
 int checker_open(checker **checked, const cli_options *sets, int count, double budget)
 {

@@ -5,7 +5,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #define FAILURES_MAX 40  /* printed; the rest is counted */
 #define PAGES_KEPT   4e9 /* bytes; see jobs.c for several processes */
@@ -74,13 +73,6 @@ typedef struct session {
     int64_t done, printed, failed;
 } session;
 
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 /* In each process that runs cases: opens the contexts. */
 static int session_begin(void *user, outcome *hello)
 {
@@ -108,7 +100,7 @@ static void session_hello(void *user, const outcome *hello)
 static void session_work(void *user, size_t index, outcome *result)
 {
     session *s = user;
-    double start = now();
+    double start = check_now();
     const test_case *c = &s->list->cases[index];
     check_case(s->k, c);
     if (s->o->jobs == 1 && share_memory(c, s->o->choice_count) > PAGES_KEPT) {
@@ -116,7 +108,7 @@ static void session_work(void *user, size_t index, outcome *result)
     }
     memset(result, 0, sizeof *result);
     result->index = index;
-    result->seconds = now() - start;
+    result->seconds = check_now() - start;
     for (int i = 0; i < s->k->choice_count; i++) {
         result->verdicts[i] = s->k->choices[i].verdict;
         memcpy(result->worst[i], s->k->choices[i].worst[c->op], sizeof result->worst[i]);
@@ -134,14 +126,8 @@ static void choice_name(const cli_options *set, char *name, size_t size)
     }
 }
 
-static bool is_bad(int32_t v)
-{
-    return v == VERDICT_FAILED || v == VERDICT_BROKEN;
-}
-
 static cJSON *record_of(const session *s, const char *text, const outcome *r)
 {
-    static const char *const names[] = {"passed", "failed", "not offered", "broken"};
     cJSON *one = cJSON_CreateObject(), *verdicts = one, *why = NULL;
     cJSON_AddStringToObject(one, "case", text);
     if (s->o->choice_count > 1) {
@@ -152,7 +138,7 @@ static cJSON *record_of(const session *s, const char *text, const outcome *r)
         if (s->o->choice_count > 1) {
             choice_name(&s->o->choices[i], name, sizeof name);
         }
-        cJSON_AddStringToObject(verdicts, name, names[r->verdicts[i]]);
+        cJSON_AddStringToObject(verdicts, name, verdict_name((verdict)r->verdicts[i]));
         if (r->verdicts[i] == VERDICT_FAILED && s->o->choice_count > 1) {
             why = why != NULL ? why : cJSON_AddObjectToObject(one, "why");
             cJSON_AddStringToObject(why, name, r->why[i]);
@@ -177,11 +163,11 @@ static void session_take(void *user, const outcome *r)
         t->seconds += r->seconds / s->o->choice_count;
         t->passed += r->verdicts[i] == VERDICT_PASSED;
         t->not_offered += r->verdicts[i] == VERDICT_NOT_OFFERED;
-        t->failed += is_bad(r->verdicts[i]);
+        t->failed += verdict_is_bad((verdict)r->verdicts[i]);
         for (int j = 0; j < QUANTITY_COUNT; j++) {
             t->worst[j] = r->worst[i][j] > t->worst[j] ? r->worst[i][j] : t->worst[j];
         }
-        if (is_bad(r->verdicts[i])) {
+        if (verdict_is_bad((verdict)r->verdicts[i])) {
             cli_progress(NULL);
             if (s->printed++ < FAILURES_MAX) {
                 cli_replay_options(&s->o->choices[i], replay, sizeof replay);
