@@ -18,16 +18,17 @@
 #              first of KERNELS
 #   ids        the faults of tests/cases.md, with the best kernels and the portable ones (C114); 90 GB of device memory
 #   graph      CUDA graphs, streams, devices, FLASHMLA_CHECK
-#   sanitize   compute-sanitizer over small cases: memcheck, racecheck, synccheck (C078); builds a plugin for racecheck
+#   sanitize   compute-sanitizer (SANITIZER, else the one on PATH or of the toolkit) over small cases: memcheck, synccheck
+#              (C078), and racecheck with a plugin of its own; without one its cases count as not run
 #   python     the Python module on CUDA tensors, the published test matrices (SHARE=K/N: that part of them), what a call
 #              costs in Python; needs torch and pytest
 #   bench      shapes whose name contains SHAPES (default gpu_goals; "" is all but those) with the choices of kernels SETS
 #              (default best,portable; 99 and 163 are profiles of the portable ones)
 #
 # Default: build info check graph ids sanitize bench. PREBUILT=folder takes flashmla, device_graph, libflashmla.so*,
-# libflashmla_cuda.so and libflashmla_cuda_racecheck.so from there instead of building. The program needs cJSON: where it is not installed, unpack its packages
-# and point CMAKE_PREFIX_PATH and PKG_CONFIG_PATH there (DEPS=folder does both for a folder made by `dpkg -x`). Nothing is
-# fetched.
+# libflashmla_cuda.so and libflashmla_cuda_racecheck.so from there instead of building. The program needs cJSON: where it is
+# not installed, unpack its packages and point CMAKE_PREFIX_PATH and PKG_CONFIG_PATH there (DEPS=folder does both for a folder
+# made by `dpkg -x`). Nothing is fetched.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 results=${OUT:-build/device/results}
@@ -62,7 +63,7 @@ if [ -n "${DEPS:-}" ]; then
     LD_LIBRARY_PATH="$(find "$deps" -name '*.so*' -exec dirname {} + | sort -u | paste -sd:):${LD_LIBRARY_PATH:-}"
     export LD_LIBRARY_PATH
 fi
-sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
+sanitizer=${SANITIZER:-$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)}
 
 # note STEP COMMAND...: runs it, keeps its log and how it ended. 77: not possible here.
 note() {
@@ -164,9 +165,20 @@ under() {
     return $status
 }
 
+sanitizer_version() {
+    "$sanitizer" --version || return 77
+}
+
+# missing FILE CASE: a case that cannot be run without a file.
+missing() {
+    printf 'case: %s\nnot run: no %s\n' "$2" "$(basename "$1")"
+    return 77
+}
+
 part_sanitize() {
     local tool set sets=(portable) cases i plugin racecheck=$library/libflashmla_cuda_racecheck.so
-    [ -n "${PREBUILT:-}" ] || note build-racecheck build_racecheck || return
+    [ -n "${PREBUILT:-}" ] || note build-racecheck build_racecheck || rm -f "$racecheck"
+    note sanitizer sanitizer_version
     "$program" info --backend cuda | grep -q 'kernels hopper' && sets+=(hopper)
     cases=("op=dense_decode,s_kv=140,h_q=63,s_q=2,b=2,causal=1,varlen=1"
         "op=dense_decode,dtype=f16,format=f16,s_kv=900,h_q=128,b=1,again=1"
@@ -179,9 +191,13 @@ part_sanitize() {
         "op=quantize,format=v4,count=100" "op=merge,topk=3,count=20")
     for tool in memcheck racecheck synccheck; do
         plugin=$FLASHMLA_CUDA_PLUGIN
-        [ $tool = racecheck ] && [ -e "$racecheck" ] && plugin=$racecheck
+        [ $tool = racecheck ] && plugin=$racecheck # the ordinary one would report what is in order
         for set in "${sets[@]}"; do
             for i in "${!cases[@]}"; do
+                if [ ! -e "$plugin" ]; then
+                    note "sanitize-$tool-$set-$i" missing "$plugin" "${cases[$i]}"
+                    continue
+                fi
                 FLASHMLA_CUDA_PLUGIN=$plugin together note "sanitize-$tool-$set-$i" under $tool "$program" check \
                     --backend cuda --kernels "$set" --case "${cases[$i]}"
             done

@@ -52,6 +52,9 @@ def sanitizer(folder, steps):
     """Of each tool and set: cases looked at, errors and warnings found, cases not run."""
     tools = {}
     for step in steps:
+        if step["step"] == "sanitizer":
+            version = re.search(r"^Version (\S+)", (folder / "sanitizer.log").read_text(errors="replace"), re.M)
+            tools["version"] = version.group(1) if version else "unknown"
         if not step["step"].startswith("sanitize-"):
             continue
         tool, kernels = step["step"].split("-")[1:3]

@@ -24,6 +24,30 @@ static __device__ __forceinline__ bool arrives(uint32_t lane, uint32_t chosen)
     return lane == chosen;
 }
 
+/* The warp's arrival, by a lane for which what the others have read and written is done. */
+static __device__ __forceinline__ void arrive_warp(uint32_t barrier)
+{
+    if (arrives(threadIdx.x % 32, 0)) {
+        ptx_mbarrier_arrive(barrier);
+    }
+}
+
+/* The same once all lanes are here: for what all of them have read and written. */
+static __device__ __forceinline__ void arrive_together(uint32_t barrier)
+{
+    __syncwarp();
+    arrive_warp(barrier);
+}
+
+/* The same where no register is left that could keep the lane's number. */
+static __device__ __forceinline__ void arrive_together_anew(uint32_t barrier)
+{
+    __syncwarp();
+    if (arrives(ptx_thread() % 32, 0)) {
+        ptx_mbarrier_arrive(barrier);
+    }
+}
+
 /* The other lanes' arrivals, where the one that does arrives with bytes of copies. */
 static __device__ __forceinline__ void arrive_others(uint32_t barrier)
 {

@@ -12,6 +12,11 @@
 #define FMLAC_NAN      __uint_as_float(0x7FC00000u)
 #define FMLAC_INFINITY __uint_as_float(0x7F800000u)
 
+/* Softmax is taken in base 2. */
+#define LOG2_E 1.4426950408889634f
+#define LN_2   0.6931471805599453f
+#define LAZY   8.0f /* log2 of how far a maximum may outgrow the reference that weights are relative to */
+
 /* A softmax reference so far from 0 that the last bit of it is no small power of two any more: scores must be scaled
  * and rounded as it was, before it is taken off, or a maximum would not have the weight 1 (or any). */
 static __device__ __forceinline__ bool fmlac_is_far(float reference)

@@ -129,6 +129,9 @@ typedef struct fmlac_cut {
 /* The same where shared memory is short: quantised tokens for up to 64 heads on Hopper. */
 #define FMLAC_OWN_UNITS_CODES (FMLAC_OWN_UNITS < 64 ? FMLAC_OWN_UNITS : 64)
 
+/* Columns of an output tile and of partial results; wider values go another way. */
+#define FMLAC_OUT_COLUMNS 512
+
 /* The portable core: rows of Q and of tokens in shared memory, limits of its shapes. */
 #define FMLAC_MQA_PITCH     1168
 #define FMLAC_TILE_TOKENS   64

@@ -7,7 +7,6 @@
 
 #include "cuda_host.h"
 
-#define OUT_COLUMNS     512
 #define UNITS_MAX       16384           /* the plan kernel's: beyond it every unit is a block's own */
 #define PIECE_TOKENS    256             /* least length of a piece of a cut list */
 #define MANY_PIECES     8               /* of a unit on average: the combine kernel for many pieces */
@@ -87,7 +86,7 @@ static bool pool_tiles(const fmlac_list *list, int32_t q_dtype)
         return pool->element == q_dtype;
     }
     return q_dtype == FMLAC_BF16 && (pool->element == FMLAC_F8_E4M3 || pool->element == FMLAC_F4_E2M1) &&
-           pool->group_shift >= 4 && pool->quant_dims % 16 == 0 && pool->quant_dims <= OUT_COLUMNS &&
+           pool->group_shift >= 4 && pool->quant_dims % 16 == 0 && pool->quant_dims <= FMLAC_OUT_COLUMNS &&
            pool->rope_dims % 16 == 0 && pool->rope_offset % 8 == 0 &&
            pool->d_qk == pool->quant_dims + pool->rope_dims && pool->raw_at >= 0 && pool->raw_at % 8 == 0 &&
            pool->raw_at + round_up((size_t)pool->data_row_bytes, 16) + round_up((size_t)pool->scale_row_bytes, 16) <=
@@ -116,7 +115,7 @@ static int32_t straight_of(const fmlac_pool *pool, int32_t row_bytes)
 /* Where a block's shared memory goes; see sm80/mqa_shared.cuh. Tiles come first, output rows take their place. */
 static fmlac_places places_of(const fmlac_kernel *k, const fmlac_mqa *p, int stages)
 {
-    const int ring = 2 * stages, row = FMLAC_MQA_PITCH, staged = k->rows * (OUT_COLUMNS + 8) * 4;
+    const int ring = 2 * stages, row = FMLAC_MQA_PITCH, staged = k->rows * (FMLAC_OUT_COLUMNS + 8) * 4;
     fmlac_places at = {.tiles = k->rows * row};
     at.top = at.tiles + stages * k->tokens * row;
     at.top = at.top < staged ? staged : at.top;
@@ -167,8 +166,7 @@ static const fmlac_kernel *choose(const fmlac_state *state, const fmlac_mqa *p, 
     const fmlac_kernel *table = table_of(p->quantised, &count);
     for (const fmlac_kernel *k = table; k < table + count; k++) {
         if ((int)k->dtype != p->q.dtype || k->shared_kib * 1024 > state->shared_block ||
-            places_of(k, p, 2).bytes > state->shared_block ||
-            (p->fused.enabled && !has_twin(state, k, p->quantised))) {
+            places_of(k, p, 2).bytes > state->shared_block || (p->fused.enabled && !has_twin(state, k, p->quantised))) {
             continue;
         }
         if (!best || (best->rows < rows && k->rows > best->rows)) {
@@ -212,7 +210,7 @@ static decision decide(const fmlac_state *state, const fmlai_mqa *from, fmlac_mq
     p->straight = extra && !p->straight_extra ? FMLAC_STRAIGHT_NONE : straight_of(&p->main.pool, p->row_bytes);
     p->straight_extra = p->straight ? p->straight_extra : FMLAC_STRAIGHT_NONE;
     bool mixed = extra && is_quantised(&p->main) != is_quantised(&p->extra);
-    if (p->d_qk > 576 || p->d_v > OUT_COLUMNS || mixed || !pool_tiles(&p->main, p->q.dtype) ||
+    if (p->d_qk > 576 || p->d_v > FMLAC_OUT_COLUMNS || mixed || !pool_tiles(&p->main, p->q.dtype) ||
         !pool_tiles(&p->extra, p->q.dtype)) {
         return d;
     }
@@ -333,7 +331,7 @@ static size_t schedule_bytes(const fmlac_mqa *p)
 
 static size_t partial_bytes(const decision *d)
 {
-    return (size_t)d->slots * 2 * (size_t)d->kernel->rows * OUT_COLUMNS * sizeof(float);
+    return (size_t)d->slots * 2 * (size_t)d->kernel->rows * FMLAC_OUT_COLUMNS * sizeof(float);
 }
 
 static size_t scalar_bytes(const decision *d)

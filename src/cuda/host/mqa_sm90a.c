@@ -187,7 +187,7 @@ const fmlac_kernel *fmlac_hopper_choose(const fmlac_state *state, const fmlac_mq
 {
     int wide = p->d_qk > 512, f16 = p->q.dtype == FMLAC_F16;
     bool extra = p->extra.kind != FMLAC_LIST_NONE;
-    if (!state->hopper || p->fused.enabled || !p->q.aligned || p->d_qk > 576 || p->d_v > 512 ||
+    if (!state->hopper || p->fused.enabled || !p->q.aligned || p->d_qk > 576 || p->d_v > FMLAC_OUT_COLUMNS ||
         (p->q.dtype != FMLAC_BF16 && !f16) || !is_short(&p->main) || !is_short(&p->extra) ||
         p->num_tokens > SHORT_MAX / p->h_q || p->batch > SHORT_MAX / p->h_q) {
         return NULL;

@@ -13,9 +13,7 @@
 #include "common/work.cuh"
 #include "ptx/grid.cuh"
 
-#define LOG2_E  1.4426950408889634f
-#define LN_2    0.6931471805599453f
-#define COLUMNS 512
+#define COLUMNS FMLAC_OUT_COLUMNS
 #define WARPS   8 /* few pieces: rows of a block */
 #define TEAM    128
 #define TEAMS   4 /* of a block of threads */

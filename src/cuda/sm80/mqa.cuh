@@ -28,6 +28,22 @@
  *   ready[slot]    weights, factors by which output rows shrink
  *   free[slot]     values
  *
+ * BARRIERS         arrivals                 made by           waited for by  protects
+ *   full[slot]     PW and the bytes; codes: summing warps:    scoring warps  the tile. Who waits for ready[] has
+ *                  PW; 16 bytes at a time:  their tokens are                 waited for it through them
+ *                  PW * 32                  there
+ *   ready[slot]    QW                       scoring warps     summing warps  weights, shrink[], the list's last tile
+ *   free[slot]     PW                       summing warps     summing warps  the slot
+ *   q_full         QW * 32 and the bytes    scoring warps     scoring warps  Q
+ *   raw_full[warp] raw_arrivals()           a summing warp    itself         its raw bytes in the next slot
+ *   BARRIER_SCORES QW * 32                  scoring warps     themselves     top[], the tile's last dims
+ *   BARRIER_SUMS   PW * 32                  summing warps     themselves     where the piece's first tiles begin
+ *   BARRIER_LIST   all threads              summing warps     scoring warps, its first tiles in the list; seen[] and
+ *                                           (arrive only)     all of them    norm factors
+ *   BARRIER_END    all threads              scoring warps     summing warps, factor[]; Q and tiles, where rows are
+ *                                           (arrive only)     all of them    staged
+ *   __syncthreads                           all               all            work, piece; staged rows
+ *
  * The reference that a row's weights are relative to moves only when the maximum outgrows it by 2^8: so outputs are
  * seldom rescaled, and the last division makes up for it.
  *
@@ -43,8 +59,6 @@
 #include "mqa_piece.cuh"
 #include "mqa_products.cuh"
 #include "mqa_rows.cuh"
-
-#define LAZY 8.0f /* log2 of how far a maximum may outgrow its reference */
 
 /* ---- scoring warps --------------------------------------------------------------------------------------------- */
 
@@ -240,15 +254,6 @@ static __device__ __forceinline__ void finish_rows(const fmlac_mqa &p, const mqa
     }
 }
 
-/* A warp's one arrival, for what all its lanes have read and written. */
-static __device__ __forceinline__ void arrive_warp(uint32_t barrier)
-{
-    __syncwarp();
-    if (arrives(ptx_thread() % 32, 0)) {
-        ptx_mbarrier_arrive(barrier);
-    }
-}
-
 /* A scoring warp, another one for every tile: where the tokens of the tile lie that the summing warps will ask for when
  * the weights of tile i + 1 (at: the place of tile i) are there. */
 template <class S>
@@ -293,7 +298,7 @@ static __device__ __forceinline__ void scoring_warp(const fmlac_mqa &p, const mq
         if (rows.all_see < (i + 1) * S::TOKENS) {
             clean_values<S>(tile, (int)clamped(rows.all_see - i * S::TOKENS, 0, S::TOKENS));
         }
-        arrive_warp(s.ready + slot * 8);
+        arrive_together_anew(s.ready + slot * 8);
         walk_ahead<S>(p, s, piece, i, at, asked);
         at = after(at, s.ring);
     }
@@ -399,7 +404,7 @@ static __device__ __forceinline__ bool bring_codes(const fmlac_mqa &p, const mqa
         copy_raw<S>(p, s, warp, next, s.tiles + slot_of(s, next) * (S::TOKENS * PITCH), of_next);
     }
     expand<S>(p, s, warp, at, s.tiles + slot * (S::TOKENS * PITCH), own);
-    arrive_warp(s.full + slot * 8);
+    arrive_together_anew(s.full + slot * 8);
     own = of_next;
     return true;
 }

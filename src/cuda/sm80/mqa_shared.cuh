@@ -8,7 +8,7 @@
 #include "ptx/warpgroup.cuh"
 #include "tile.cuh"
 
-#define OUT_COLUMNS  512               /* of an output tile; wider d_v goes another way */
+#define OUT_COLUMNS  FMLAC_OUT_COLUMNS
 #define STAGED_PITCH (OUT_COLUMNS + 8) /* floats */
 #define PITCH        FMLAC_MQA_PITCH   /* bytes of a row of Q or of a token: an odd number of 16-byte chunks */
 #define TAIL         (OUT_COLUMNS * 2) /* where a token row's dims from 512 on lie, and weights later */

@@ -10,9 +10,6 @@
 #include "common/list.cuh"
 #include "ptx/matrix.cuh"
 
-#define LOG2_E 1.4426950408889634f
-#define LN_2   0.6931471805599453f
-
 /* Byte offset of 16-byte chunk `chunk` of row `row`. */
 static __device__ __forceinline__ uint32_t swizzled(uint32_t row, uint32_t chunk, uint32_t row_bytes)
 {

@@ -23,7 +23,7 @@
 #include "ptx/grid.cuh"
 #include "softmax.cuh"
 
-#define RESULT_FLOATS (ROWS * 512)
+#define RESULT_FLOATS (ROWS * OUT_COLUMNS)
 #define AHEAD         (TOKENS < 64 ? 4 : 8) /* loads of a thread that are under way together: registers */
 
 /* Where the result that begins with a piece is left: block's first piece at 2 block, its last one behind it. */

@@ -8,8 +8,6 @@
 
 #include "join.cuh"
 
-#define OUT_COLUMNS 512
-
 /* 1: partial results go out through shared memory; 0: from registers. */
 #ifndef FMLAC_STAGED
 #define FMLAC_STAGED 1

@@ -12,7 +12,8 @@
 #include "ptx/grid.cuh"
 #include "sm90a/params.h"
 
-#define ROWS FMLAC_HOPPER_ROWS
+#define ROWS        FMLAC_HOPPER_ROWS
+#define OUT_COLUMNS FMLAC_OUT_COLUMNS
 
 /* Tokens of a tile; units whose cut a block finds itself. Files of kernels for quantised tokens define FMLAC_CODES. */
 #ifdef FMLAC_CODES

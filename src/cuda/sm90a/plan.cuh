@@ -124,21 +124,6 @@ static __device__ __forceinline__ uint32_t uniform(uint32_t x)
     return __shfl_sync(0xFFFFFFFFu, x, 0);
 }
 
-/* A warp arrives. */
-static __device__ __forceinline__ void arrive_warp(uint32_t barrier)
-{
-    if (arrives(threadIdx.x % 32, 0)) {
-        ptx_mbarrier_arrive(barrier);
-    }
-}
-
-/* The same once all lanes are here. */
-static __device__ __forceinline__ void arrive_together(uint32_t barrier)
-{
-    __syncwarp();
-    arrive_warp(barrier);
-}
-
 /* Parity of use number n of a barrier or buffer that comes twice. */
 static __device__ __forceinline__ uint32_t use_parity(uint32_t n)
 {

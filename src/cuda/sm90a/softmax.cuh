@@ -13,10 +13,6 @@
 
 #include "plan.cuh"
 
-#define LOG2_E 1.4426950408889634f
-#define LN_2   0.6931471805599453f
-#define LAZY   8.0f
-
 typedef struct softmax_rows {
     float scale;        /* logits in base 2 = score * scale; any sign */
     float reference[2]; /* -infinity before the first attended token */
