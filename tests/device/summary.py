@@ -62,6 +62,9 @@ def sanitizer(folder, steps):
         text = (folder / f"{step['step']}.log").read_text(errors="replace")
         case = re.search(r"^case: (.*)$", text, re.M)
         case = case.group(1) if case else step["step"]
+        options = re.search(r"^options: (.*)$", text, re.M)
+        if options:
+            entry["options"] = options.group(1)
         if step["status"] == 77:
             reason = re.findall(r"^not run: (.*)$", text, re.M)
             entry.setdefault("not run", []).append({"case": case, "why": reason[-1] if reason else "unknown"})

@@ -6,10 +6,15 @@
 #include "ptx/mbarrier.cuh"
 
 /*
- * How often a warp arrives: once, by one lane. With FMLAC_ALL_ARRIVE all lanes do, for racecheck, which does not know
- * that __syncwarp() orders what the others have read and written before that lane's arrival.
+ * How often a warp arrives: once, by one lane. With FMLAC_RACECHECK, the build for compute-sanitizer's racecheck, all
+ * lanes do: the tool orders what a thread has read and written by that thread's own arrivals and does not know that
+ * __syncwarp() puts the other lanes' accesses before the one that arrives. Named barriers are mbarriers there, too
+ * (ptx/warpgroup.cuh). Who waits for whom is the same in both builds, so a barrier that is missing, comes too early or
+ * is another slot's or phase's is reported. What that build cannot show: that the other lanes are done when the one
+ * lane of the ordinary build arrives (scripts/arrivals.py looks for that in machine code); that named barriers count
+ * the right threads (synccheck); operands of wgmma and copies by tensor maps, which the tool does not see.
  */
-#ifdef FMLAC_ALL_ARRIVE
+#ifdef FMLAC_RACECHECK
 #define WARP_ARRIVALS 32
 #else
 #define WARP_ARRIVALS 1

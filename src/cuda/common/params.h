@@ -122,6 +122,13 @@ typedef struct fmlac_cut {
     uint32_t *flags;
 } fmlac_cut;
 
+/* The build for racecheck: bytes at the end of a block's shared memory for named barriers (ptx/warpgroup.cuh). */
+#ifdef FMLAC_RACECHECK
+#define FMLAC_NAMED_BYTES (16 * 8 + 8)
+#else
+#define FMLAC_NAMED_BYTES 0
+#endif
+
 /* Units whose cut every block finds by itself. */
 #ifndef FMLAC_OWN_UNITS
 #define FMLAC_OWN_UNITS 256

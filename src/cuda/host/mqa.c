@@ -127,7 +127,7 @@ static fmlac_places places_of(const fmlac_kernel *k, const fmlac_mqa *p, int sta
     at.mask = at.scale + (p->quantised ? ring * k->tokens * 8 : 0);
     at.barriers = at.mask + ring * 8;
     at.work = at.barriers + (3 * stages + 1 + (p->quantised ? FMLAC_SUMMING_WARPS : 0)) * 8;
-    at.bytes = at.work + FMLAC_WORK_BYTES + (FMLAC_OWN_UNITS + 1 + FMLAC_SCORING_WARPS * 32) * 4;
+    at.bytes = at.work + FMLAC_WORK_BYTES + (FMLAC_OWN_UNITS + 1 + FMLAC_SCORING_WARPS * 32) * 4 + FMLAC_NAMED_BYTES;
     return at;
 }
 

@@ -18,6 +18,46 @@ template <int COUNT> PTX_INLINE void ptx_registers_give(void)
 }
 
 /* Barriers 0..15; 0 is __syncthreads. `threads`: all that arrive and all that wait, a multiple of 32. */
+#ifdef FMLAC_RACECHECK
+/*
+ * For racecheck (common/arrive.cuh) they are mbarriers in the last bytes of the block's shared memory, on which the
+ * same threads arrive and wait. Of named barriers racecheck 2025.3 (CUDA 13.0) makes mistakes of both kinds: where a
+ * bar.sync of a part of the block came before, it reports what the next named barrier orders; and what threads access
+ * after their bar.arrive it does not report. mbarriers it follows thread by thread.
+ */
+PTX_INLINE uint32_t ptx_barrier_place(int id)
+{
+    uint32_t bytes;
+    asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(bytes));
+    return ((ptx_shared_address(ptx_shared()) + bytes) & ~7u) - (16 - id) * 8;
+}
+
+PTX_INLINE void ptx_barrier_begin(int id, int threads)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(ptx_barrier_place(id)), "r"(threads) : "memory");
+}
+
+PTX_INLINE void ptx_barrier_sync(int id, int threads)
+{
+    uint32_t barrier = ptx_barrier_place(id), done = 0;
+    uint64_t phase;
+    (void)threads;
+    asm volatile("mbarrier.arrive.shared::cta.b64 %0, [%1];" : "=l"(phase) : "r"(barrier) : "memory");
+    while (!done) {
+        asm volatile("{.reg .pred p; mbarrier.test_wait.shared::cta.b64 p, [%1], %2; selp.b32 %0, 1, 0, p;}"
+                     : "=r"(done)
+                     : "r"(barrier), "l"(phase)
+                     : "memory");
+    }
+    __syncwarp();
+}
+
+PTX_INLINE void ptx_barrier_arrive(int id, int threads)
+{
+    (void)threads;
+    asm volatile("{.reg .b64 s; mbarrier.arrive.shared::cta.b64 s, [%0];}" ::"r"(ptx_barrier_place(id)) : "memory");
+}
+#else
 PTX_INLINE void ptx_barrier_sync(int id, int threads)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
@@ -27,6 +67,14 @@ PTX_INLINE void ptx_barrier_arrive(int id, int threads)
 {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
+
+/* One thread, before the block meets for the first time: nothing need be done. */
+PTX_INLINE void ptx_barrier_begin(int id, int threads)
+{
+    (void)id;
+    (void)threads;
+}
+#endif
 
 /* Shared memory written by ordinary stores (or cp.async) before is seen by wgmma and bulk copies after. */
 PTX_INLINE void ptx_fence_async_proxy(void)

@@ -510,6 +510,10 @@ static __device__ __forceinline__ void begin_barriers(const fmlac_mqa &p, const 
         ptx_mbarrier_init(s.free + lane * 8, S::PW * WARP_ARRIVALS);
     } else if (lane == (uint32_t)s.slots) {
         ptx_mbarrier_init(s.q_full, S::QW * 32);
+        ptx_barrier_begin(BARRIER_SCORES, S::QW * 32);
+        ptx_barrier_begin(BARRIER_SUMS, S::PW * 32);
+        ptx_barrier_begin(BARRIER_LIST, S::THREADS);
+        ptx_barrier_begin(BARRIER_END, S::THREADS);
     } else if (S::CODES && lane - s.slots <= S::PW) {
         ptx_mbarrier_init(s.raw_full + (lane - s.slots - 1) * 8, raw_arrivals(p));
     }

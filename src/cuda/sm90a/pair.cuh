@@ -75,8 +75,6 @@ typedef struct pair_view {
     int group;   /* warpgroup */
 } pair_view;
 
-#define BARRIER_PAIR 3 /* + warpgroup: its 128 threads; a named barrier */
-
 #define PAIR_AT(member) (ptx_shared_address(ptx_shared()) + (uint32_t)offsetof(pair_plan<BLOCKS>, member))
 
 /* From an address of this block to the same one of the other. */
@@ -269,7 +267,7 @@ static __device__ __forceinline__ void fetch_query(const fmlac_pair_sm90a &all, 
     ring_place at = ring_at<PIECES>(turns->piece);
     ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[at.at]), at.use);
     const piece &c = m->pieces[at.at];
-    ptx_barrier_sync(BARRIER_PAIR + group, 128);
+    ptx_barrier_sync(BARRIER_GROUP + group, 128);
     turns->there = uniform(c.there) != 0;
     if (turns->there && uniform(ptx_thread() / 32) % 4 == 0 && ptx_elect()) {
         box_query<BLOCKS>(all, c, group);
@@ -514,6 +512,7 @@ static __device__ __forceinline__ void pair_barriers(const fmlac_mqa &p, pair_pl
     ptx_mbarrier_init(ptx_shared_address(&m->weights_empty), 4 * WARP_ARRIVALS);
     ptx_mbarrier_arrive_expect(ptx_shared_address(&m->scores_full), SCORE_BYTES);
     ptx_mbarrier_arrive_expect(ptx_shared_address(&m->weights_full), WEIGHT_BYTES);
+    begin_named_barriers();
     ptx_mbarrier_init_fence();
 }
 

@@ -37,6 +37,16 @@
 #define BARRIER_MMA     5 /* both of these */
 #define BARRIER_SCORES  6 /* in turns: scores of an odd tile have been set out */
 
+static __device__ __forceinline__ void begin_named_barriers(void)
+{
+    for (int i = 0; i < 2; i++) {
+        ptx_barrier_begin(BARRIER_WEIGHTS + i, 256);
+        ptx_barrier_begin(BARRIER_GROUP + i, 128);
+    }
+    ptx_barrier_begin(BARRIER_MMA, 256);
+    ptx_barrier_begin(BARRIER_SCORES, 256);
+}
+
 /* CODES: warps that expand, each its own rows of every tile, BATCH_ROWS at a time, from raw rows in shared memory;
  * batches of a warp that are under way, at most; tiles whose places are known. */
 #define CODE_WARPS   6
@@ -115,7 +125,8 @@ template <int BLOCKS> struct plan {
     uint64_t raw_full[CODE_WARPS][BATCHES_MAX], raw_empty[CODE_WARPS][BATCHES_MAX];
 };
 
-static_assert(sizeof(plan<8>) <= 232448 && sizeof(plan<9>) <= 232448, "a block of sm_90 has 227 KiB");
+static_assert(sizeof(plan<8>) + FMLAC_NAMED_BYTES <= 232448 && sizeof(plan<9>) + FMLAC_NAMED_BYTES <= 232448,
+              "a block of sm_90 has 227 KiB");
 
 /* What all lanes have read. Said like this, it and what depends on it live in uniform registers, from where products
  * take their operands' addresses; otherwise four moves stand before every product. */

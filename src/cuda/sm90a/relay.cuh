@@ -284,6 +284,7 @@ static __device__ __forceinline__ void init_barriers(plan<BLOCKS> *m, int produc
     if constexpr (SOURCE == SOURCE_CODES) {
         init_codes(m);
     }
+    begin_named_barriers();
     ptx_mbarrier_init_fence();
 }
 

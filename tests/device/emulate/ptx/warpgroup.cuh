@@ -13,6 +13,9 @@ template <int COUNT> PTX_INLINE void ptx_registers_give(void)
 }
 void ptx_barrier_sync(int id, int threads);
 void ptx_barrier_arrive(int id, int threads);
+PTX_INLINE void ptx_barrier_begin(int, int)
+{
+}
 PTX_INLINE void ptx_fence_async_proxy(void)
 {
 }
