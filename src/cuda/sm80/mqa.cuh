@@ -66,7 +66,8 @@
 template <class S> struct score_rows {
     float max[S::QM][2];  /* so far, -infinity before the first token */
     float base[S::QM][2]; /* the reference */
-    float sum[S::QM][2];  /* of this thread's columns */
+    float sum[S::QM][2];  /* of this thread's columns: lse follows from them */
+    float taken[S::QM][2]; /* of this warp's columns, of weights as products take them, rounded: outputs are divided by it */
     int all_see;          /* the least that any row of the block sees */
 };
 
@@ -101,7 +102,7 @@ template <class S> static __device__ __forceinline__ void begin_rows(const mqa_s
 #pragma unroll
     for (int i = 0; i < 2 * S::QM; i++) {
         rows.max[i / 2][i % 2] = rows.base[i / 2][i % 2] = -FMLAC_INFINITY;
-        rows.sum[i / 2][i % 2] = 0.0f;
+        rows.sum[i / 2][i % 2] = rows.taken[i / 2][i % 2] = 0.0f;
     }
 }
 
@@ -178,12 +179,32 @@ static __device__ __forceinline__ void exchange_maxima(const float acc[S::QM][S:
     }
 }
 
+/* Rounded weights of 16 rows, times ones: tensor cores sum them for all lanes of a row. */
+template <class S>
+static __device__ __forceinline__ void add_taken(float taken[2], const uint32_t weights[2][S::NT],
+                                                 const float alpha[2])
+{
+    const uint32_t one = S::F16 ? 0x3C003C00u : 0x3F803F80u;
+    float sum[4] = {taken[0] * alpha[0], 0.0f, taken[1] * alpha[1], 0.0f};
+#pragma unroll
+    for (int n = 0; n < S::NT; n += 2) {
+        const bool two = n + 1 < S::NT;
+        const uint32_t a[4] = {weights[0][n], weights[1][n], two ? weights[0][n + two] : 0,
+                               two ? weights[1][n + two] : 0};
+        multiply<S::F16>(sum, a, one, one);
+    }
+    taken[0] = sum[0];
+    taken[1] = sum[2];
+}
+
 /* Scores times `scale` to weights in shared memory, and what output rows shrink by. */
 template <class S>
 static __device__ __forceinline__ void write_weights(float acc[S::QM][S::NT][4], score_rows<S> &rows, float scale,
                                                      float *shrink, uint32_t tile, int row0, int tg)
 {
     int lane = threadIdx.x % 32, q = lane % 4;
+    uint32_t weights[2][S::NT];
+    float shrinks[2];
 #pragma unroll
     for (int i = 0; i < 2 * S::QM; i++) {
         int m = i / 2, h = i % 2, row = row0 + m * 16 + lane / 4 + 8 * h;
@@ -211,41 +232,56 @@ static __device__ __forceinline__ void write_weights(float acc[S::QM][S::NT][4],
             float low = ptx_exp2(__fmaf_rn(acc[m][n][2 * h], factor, -reference));
             float high = ptx_exp2(__fmaf_rn(acc[m][n][2 * h + 1], factor, -reference));
             sum += low + high;
-            ptx_store_shared_u32(to + n * 16, pack<S::F16>(low, high));
+            weights[h][n] = pack<S::F16>(low, high);
+            ptx_store_shared_u32(to + n * 16, weights[h][n]);
         }
         rows.sum[m][h] = rows.sum[m][h] * alpha + sum;
+        shrinks[h] = alpha;
+        if (h == 1) {
+            add_taken<S>(rows.taken[m], weights, shrinks);
+        }
+    }
+}
+
+/* A row's sum over token groups, by way of `top`, to the thread that finishes the row. */
+template <class S>
+static __device__ __forceinline__ void join_sums(float &sum, float *top, int row, int tg, bool has, bool finishes)
+{
+    if (has) {
+        top[tg * S::ROWS + row] = sum;
+    }
+    ptx_barrier_sync(BARRIER_SCORES, S::QW * 32);
+    for (int other = 1; other < S::TG && finishes; other++) {
+        sum += top[other * S::ROWS + row];
     }
 }
 
 /* Factors of output rows, for which the summing warps wait, lse and maxima: each of the lanes that share rows finishes
- * one. `top`: not in use by a step. */
+ * one. `top`: not in use by a step; `other_top`: in use until all warps are here. */
 template <class S>
 static __device__ __forceinline__ void finish_rows(const fmlac_mqa &p, const mqa_shared &s, const mqa_piece &piece,
-                                                   const score_rows<S> &rows, float *top, int row0, int tg)
+                                                   const score_rows<S> &rows, float *top, float *other_top, int row0,
+                                                   int tg)
 {
     int lane = threadIdx.x % 32, q = lane % 4, row = row0 + q / 2 * 16 + lane / 4 + q % 2 * 8;
-    float own = 0.0f, base = 0.0f, max = 0.0f;
+    float own = 0.0f, taken = 0.0f, base = 0.0f, max = 0.0f;
 #pragma unroll
     for (int i = 0; i < 2 * S::QM; i++) {
         float sum = rows.sum[i / 2][i % 2];
         sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
         sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
         own = q == i ? sum : own;
+        taken = q == i ? rows.taken[i / 2][i % 2] : taken;
         base = q == i ? rows.base[i / 2][i % 2] : base;
         max = q == i ? rows.max[i / 2][i % 2] : max;
     }
-    if (S::TG > 1) {
-        if (q < 2 * S::QM) {
-            top[tg * S::ROWS + row] = own;
-        }
-        ptx_barrier_sync(BARRIER_SCORES, S::QW * 32);
-    }
     bool finishes = tg == 0 && q < 2 * S::QM, cut = piece.place >= 0;
-    for (int other = 1; other < S::TG && finishes; other++) {
-        own += top[other * S::ROWS + row];
+    if (S::TG > 1) {
+        join_sums<S>(own, top, row, tg, q < 2 * S::QM, finishes);
+        join_sums<S>(taken, other_top, row, tg, q < 2 * S::QM, finishes);
     }
     if (finishes) {
-        s.factor[row] = factor_of_row(p, s, row, base, own, cut);
+        s.factor[row] = factor_of_row(p, s, row, base, own, taken, cut);
     }
     ptx_barrier_arrive(BARRIER_END, S::THREADS);
     if (finishes) {
@@ -302,7 +338,8 @@ static __device__ __forceinline__ void scoring_warp(const fmlac_mqa &p, const mq
         walk_ahead<S>(p, s, piece, i, at, asked);
         at = after(at, s.ring);
     }
-    finish_rows<S>(p, s, piece, rows, s.top + (i & 1) * (S::TG * S::ROWS), row0, tg);
+    finish_rows<S>(p, s, piece, rows, s.top + (i & 1) * (S::TG * S::ROWS), s.top + (~i & 1) * (S::TG * S::ROWS), row0,
+                   tg);
     if (threadIdx.x == 0) {
         s.piece->at = at;
     }

@@ -147,13 +147,14 @@ static __device__ __forceinline__ void load_q_fused(const fmlac_mqa &p, const fm
 
 /* What a row's output is multiplied with; its weights are relative to 2^base. `partial`: of a piece. */
 static __device__ __forceinline__ float factor_of_row(const fmlac_mqa &p, const mqa_shared &s, int row, float base,
-                                                      float sum, bool partial)
+                                                      float sum, float taken, bool partial)
 {
     if (sum == 0.0f || row >= s.work->rows) {
         return 0.0f;
     }
     bool sinks = p.sink && !partial;
-    return 1.0f / (sinks ? sum + exp2f(p.sink[place_of_row(s, row).head] * LOG2_E - base) : sum);
+    float sink = sinks ? exp2f(p.sink[place_of_row(s, row).head] * LOG2_E - base) : 0.0f;
+    return 1.0f / (taken + taken / sum * sink);
 }
 
 /* lse and maximum of one row. */

@@ -37,10 +37,11 @@ static __device__ __forceinline__ float row_sink(const fmlac_mqa &p, const piece
     return p.sink[head] * LOG2_E;
 }
 
-/* What a row of the output is multiplied by; sink: -infinity in partial results. */
-static __device__ __forceinline__ float row_factor(float reference, float sum, float sink)
+/* What a row of the output is multiplied by: 1 / taken, and the weights' part of all. sink: -infinity in partial
+ * results. */
+static __device__ __forceinline__ float row_factor(float reference, float sum, float taken, float sink)
 {
-    return sum == 0.0f ? 0.0f : 1.0f / (sum + exp2f(sink - reference));
+    return sum == 0.0f ? 0.0f : 1.0f / (taken + taken / sum * exp2f(sink - reference));
 }
 
 /* lse and maximum of a row go out. */
@@ -214,9 +215,9 @@ static __device__ __forceinline__ void fetch_sinks(const fmlac_mqa &p, const pie
     }
 }
 
-/* Group 0, the leader, has sums and references; a group has half of the output dims. Ends a piece: Q's place is free
- * after the barrier in here. */
-template <int BLOCKS>
+/* Group 0, the leader, has sums and references; in turns each group has the sums of its own tiles' rounded weights. A
+ * group has half of the output dims. Ends a piece: Q's place is free after the barrier in here. */
+template <int BLOCKS, int TURNS>
 static __device__ __forceinline__ void store_rows(const fmlac_mqa &p, const piece &c, float o[128], softmax_rows &rows,
                                                   plan<BLOCKS> *m, int group, int half)
 {
@@ -231,6 +232,14 @@ static __device__ __forceinline__ void store_rows(const fmlac_mqa &p, const piec
             }
         }
     }
+    for (int h = 0; h < 2 && q == 0; h++) {
+        if (TURNS || group == 0) {
+            m->taken[group][row + 8 * h] = rows.taken[h];
+        }
+        if (!TURNS && group == 0) {
+            m->taken[1][row + 8 * h] = rows.other[h];
+        }
+    }
     ptx_barrier_sync(BARRIER_MMA, 256);
     if (uniform(c.pieces) > 1 && !join_pieces(p.cut, c, o, m, half)) {
         return;
@@ -240,7 +249,8 @@ static __device__ __forceinline__ void store_rows(const fmlac_mqa &p, const piec
     }
     float factor[2];
     for (int h = 0; h < 2; h++) {
-        factor[h] = row_factor(m->last[row + 8 * h], m->sum[row + 8 * h], m->sink[row + 8 * h]);
+        int r = row + 8 * h;
+        factor[h] = row_factor(m->last[r], m->sum[r], m->taken[0][r] + m->taken[1][r], m->sink[r]);
     }
     store_output(p, c, ROWS, row, o, factor, half * (OUT_COLUMNS / 2), ptx_shared_address(m->q));
     if (c.place >= 0) {

@@ -106,6 +106,10 @@ static __device__ __forceinline__ uint32_t lead(float o[128], softmax_rows &rows
         mend_scores<BLOCKS, F16>(s, m, c, slot, v.at, first, flags, LEADER);
         if (weigh_scores<F16>(s, rows, a, factor) && t > 0) {
             rescale(o, factor); /* seldom */
+            if (the::PAGES) {
+                rows.other[0] *= factor[0];
+                rows.other[1] *= factor[1];
+            }
         }
         if (ONE_WEIGHTS) { /* the follower is done with the last ones */
             ptx_mbarrier_wait(ptx_shared_address(&m->free[slot ^ 1][!LEADER_HALF]), tile_parity(uses, t + 1) ^ 1);
@@ -113,6 +117,10 @@ static __device__ __forceinline__ uint32_t lead(float o[128], softmax_rows &rows
         publish<BLOCKS>(a, rows, v.weights_at, m, slot, LEADER);
         ptx_barrier_arrive(BARRIER_WEIGHTS + slot, 256);
         start_values_rs<F16, the::WIDE>(o, a, v.values[LEADER_HALF]);
+        add_taken<F16>(a, rows); /* beside them */
+        if (the::PAGES) {
+            swap_taken(rows);
+        }
         if (p.max_logits.data) {
             raise_max(s, top);
         }
@@ -234,7 +242,7 @@ static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> 
         ptx_barrier_sync(BARRIER_MMA, 256); /* Q is there; sums of the piece before have been read */
         float o[128];
         softmax_rows rows = {
-            scale_of(p), {-FMLAC_INFINITY, -FMLAC_INFINITY}, {-FMLAC_INFINITY, -FMLAC_INFINITY}, {0, 0}};
+            scale_of(p), {-FMLAC_INFINITY, -FMLAC_INFINITY}, {-FMLAC_INFINITY, -FMLAC_INFINITY}, {0}, {0}, {0}};
 #pragma unroll
         for (int j = 0; j < 128; j++) {
             o[j] = 0.0f;
@@ -253,7 +261,7 @@ static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> 
         if (the::NEXT_Q && group == 1 && p.scale >= 0.0f && uniform((uint32_t)(c.place >> 32)) != 0) {
             start_next_q<BLOCKS>(p, m, i + 1);
         }
-        store_rows<BLOCKS>(p, c, o, rows, m, group, group ^ LEADER_HALF);
+        store_rows<BLOCKS, TURNS>(p, c, o, rows, m, group, group ^ LEADER_HALF);
         arrive_together(ptx_shared_address(&m->piece_free[i & 1]));
         uses = uses_after(uses, tiles);
     }

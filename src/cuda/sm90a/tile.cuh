@@ -37,7 +37,7 @@ static __device__ __forceinline__ void clear_tail(uint32_t tile, int first, uint
     for (int i = 0; i < PORTIONS; i++) {
         ptx_mbarrier_wait(full + i * 8, parity);
     }
-    clear_rows<BLOCKS>(tile, first, threadIdx.x % 128);
+    clear_rows<BLOCKS>(tile, first, (int)ptx_thread() % 128); /* read anew: no register holds it in the loop */
     ptx_fence_async_proxy();
     ptx_barrier_sync(BARRIER_GROUP + group, 128);
 }
@@ -111,6 +111,17 @@ static __device__ __forceinline__ void mend_scores(float s[SCORES], const plan<B
 template <int BLOCKS> static __device__ __forceinline__ uint32_t more_after(const plan<BLOCKS> *m, uint32_t slot)
 {
     return uniform(*(const volatile uint32_t *)&m->more[slot]);
+}
+
+/* What stands before this is carried out before what follows: ptxas moves nothing over a branch, and does not know that
+ * no tile has this bit. state: more[] of the slot. */
+#define STATE_NEVER 8
+
+template <int BLOCKS>
+static __device__ __forceinline__ void keep_order(const plan<BLOCKS> *m, uint32_t slot, uint32_t state)
+{
+    for (uint32_t never = state & STATE_NEVER; never; never = more_after(m, slot)) {
+    }
 }
 
 #endif

@@ -86,6 +86,8 @@ static __device__ __forceinline__ bool take_head(softmax_rows &rows, const plan<
     }
     factor[0] = shrink(rows.reference[0], head.x);
     factor[1] = shrink(rows.reference[1], head.y);
+    rows.taken[0] *= factor[0]; /* of the own tiles; sums before rounding have come with the head */
+    rows.taken[1] *= factor[1];
     rows.reference[0] = head.x;
     rows.reference[1] = head.y;
     return true;
@@ -196,6 +198,7 @@ static __device__ __forceinline__ bool take_own(float o[128], softmax_rows &rows
     if (p.max_logits.data) {
         raise_max(s, top);
     }
+    add_taken<F16>(a, rows);
     finish_values(o, m, 0, 0, more);
     return more;
 }
@@ -257,12 +260,12 @@ static __device__ __forceinline__ uint32_t take_odd(float o[128], softmax_rows &
         begin_values(o);
 #pragma unroll
         for (int k = 0; k < TOKENS / 16; k++) {
-            for (uint32_t never = k ? state & STATE_NEVER : 0; never; never = more_after(m, 1)) {
+            if (k > 0) {
+                keep_order(m, 1, state);
             }
             ptx_wgmma_n256_rs<F16>(o, b[k % 2], ptx_wgmma_advance(other.values[1], k * 2048), 1);
             ptx_wgmma_commit();
-            for (uint32_t never = state & STATE_NEVER; never; never = more_after(m, 0)) {
-            }
+            keep_order(m, 0, state);
             if (k == 1 || k == 2) { /* the product before has been carried out: so are its weights' registers free */
                 ptx_wgmma_wait<1>();
                 take_weights<BLOCKS>(b[(k + 1) % 2], 0, k + 1);
@@ -294,6 +297,7 @@ static __device__ __forceinline__ uint32_t take_odd(float o[128], softmax_rows &
         if (p.max_logits.data) {
             raise_max(s, top);
         }
+        add_taken<F16>(a, rows);
         finish_values(o, m, 1, 1, more);
         first += 2 * TOKENS;
         uses ^= 3;

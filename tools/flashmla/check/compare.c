@@ -198,14 +198,23 @@ double compare_cosine(const comparison *c)
     return (c->reference_squares < 1e-12 && c->answer_squares < 1e-9) || sum == 0 ? 0 : c->error_squares / sum;
 }
 
-int compare_end(const comparison *c, char *why, size_t size)
+static double cosine_limit(const comparison *c)
 {
-    double cosine = compare_cosine(c);
     /* Logits that are off by e turn the whole vector by at most about 2 e. */
     double turn = 4 * c->ours.logit * c->logit_max;
     double sum = c->answer_squares + c->reference_squares;
     double limit = c->ours.cosine + turn * turn;
-    limit += sum > 0 ? (c->rounding_squares + c->slack_squares) / sum : 0;
+    return sum > 0 ? limit + (c->rounding_squares + c->slack_squares) / sum : limit;
+}
+
+bool compare_angle_alone(const comparison *c)
+{
+    return c->wrong == 0 && c->wrong_published == 0 && !(compare_cosine(c) <= cosine_limit(c));
+}
+
+int compare_end(const comparison *c, char *why, size_t size)
+{
+    double cosine = compare_cosine(c), limit = cosine_limit(c);
     if (c->wrong > 0) {
         snprintf(why, size,
                  "%s: %lld of %lld elements; the first (query token %lld, head %lld) is %.9g, not %.9g +- %.3g",

@@ -8,6 +8,8 @@
 #ifndef FLASHMLA_TOOL_COMPARE_H
 #define FLASHMLA_TOOL_COMPARE_H
 
+#include <stdbool.h>
+
 #include <flashmla/flashmla.h>
 
 /* How a kernel keeps its softmax weights. */
@@ -71,6 +73,8 @@ void compare_add(comparison *c, double answer, double reference, double A, doubl
 void compare_slack(comparison *c, double step, double chance);
 /* 1 - 2 sum(a x) / (sum(a a) + sum(x x)); 0 if both are next to nothing. */
 double compare_cosine(const comparison *c);
+/* Every element is near enough, the vector as a whole is not. */
+bool compare_angle_alone(const comparison *c);
 /* 0, or -1 with a line that says what is too far. */
 int compare_end(const comparison *c, char *why, size_t size);
 const char *quantity_name(quantity what);

@@ -47,6 +47,11 @@ static void choose(reference *r, const problem *p, double budget)
     }
 }
 
+bool reference_is_whole(const reference *r, const problem *p)
+{
+    return r->tokens == p->tokens && r->heads == p->c.h_q / p->c.h_kv;
+}
+
 /* The chosen rows of q, heads in plain order of dims. */
 static fmla_tensor gather_q(reference *r, const problem *p)
 {

@@ -27,6 +27,8 @@ typedef struct reference {
  * of one KV head, and computes them. CLI_OK or CLI_ERROR (printed).
  */
 int reference_make(reference *r, const problem *p, engine *oracle, int64_t kv_head, double budget);
+/* All rows of its KV head. */
+bool reference_is_whole(const reference *r, const problem *p);
 void reference_free(reference *r);
 
 #endif
