@@ -64,11 +64,11 @@
 
 /* What a thread knows of its rows: g and g + 8 of every 16. */
 template <class S> struct score_rows {
-    float max[S::QM][2];  /* so far, -infinity before the first token */
-    float base[S::QM][2]; /* the reference */
-    float sum[S::QM][2];  /* of this thread's columns: lse follows from them */
-    float taken[S::QM][2]; /* of this warp's columns, of weights as products take them, rounded: outputs are divided by it */
-    int all_see;          /* the least that any row of the block sees */
+    float max[S::QM][2];   /* so far, -infinity before the first token */
+    float base[S::QM][2];  /* the reference */
+    float sum[S::QM][2];   /* of this thread's columns: lse follows from them */
+    float taken[S::QM][2]; /* of all the warp's columns, of weights as products take them: outputs are divided by it */
+    int all_see;           /* the least that any row of the block sees */
 };
 
 /* How many tokens of the piece each row sees, INT32_MAX: all that are attended. */
@@ -181,8 +181,7 @@ static __device__ __forceinline__ void exchange_maxima(const float acc[S::QM][S:
 
 /* Rounded weights of 16 rows, times ones: tensor cores sum them for all lanes of a row. */
 template <class S>
-static __device__ __forceinline__ void add_taken(float taken[2], const uint32_t weights[2][S::NT],
-                                                 const float alpha[2])
+static __device__ __forceinline__ void add_taken(float taken[2], const uint32_t weights[2][S::NT], const float alpha[2])
 {
     const uint32_t one = S::F16 ? 0x3C003C00u : 0x3F803F80u;
     float sum[4] = {taken[0] * alpha[0], 0.0f, taken[1] * alpha[1], 0.0f};

@@ -55,8 +55,7 @@ static __device__ __forceinline__ void hide_scores(float s[TOKENS / 2], const ui
 }
 
 /* A tile's rounded weights are added to their sums. */
-template <int F16>
-static __device__ __forceinline__ void add_taken(const uint32_t a[TOKENS / 4], softmax_rows &rows)
+template <int F16> static __device__ __forceinline__ void add_taken(const uint32_t a[TOKENS / 4], softmax_rows &rows)
 {
     float taken[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
