@@ -77,15 +77,15 @@ template <int N> PTX_INLINE void ptx_wgmma_hold(float *d)
                  : PTX_F32x8(d, 0), PTX_F32x8(d, 8), PTX_F32x8(d, 16)                                                  \
                  : "r"(a), "r"(b), "r"(p), "n"(PTX_WGMMA_UPPER))
 
-#define PTX_WGMMA_N64_SS(type, d, a, upper, b, p)                                                                      \
+#define PTX_WGMMA_N64_SS(type, d, a, b, upper, p)                                                                      \
     asm volatile("{.reg .pred p; .reg .b64 a, b; setp.ne.b32 p, %34, 0; "                                              \
-                 "mov.b64 a, {%32, %36}; mov.b64 b, {%33, %35}; "                                                      \
+                 "mov.b64 a, {%32, %35}; mov.b64 b, {%33, %35}; "                                                      \
                  "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " "                                       \
                  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "                   \
                  "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "                             \
                  "a, b, p, 1, 1, 0, 0;}"                                                                               \
                  : PTX_F32x32(d, 0)                                                                                    \
-                 : "r"(a), "r"(b), "r"(p), "n"(PTX_WGMMA_UPPER), "n"(upper))
+                 : "r"(a), "r"(b), "r"(p), "n"(upper))
 
 #define PTX_WGMMA_N128_SS(type, d, a, b, p)                                                                            \
     asm volatile("{.reg .pred p; .reg .b64 a, b; setp.ne.b32 p, %66, 0; "                                              \
@@ -157,16 +157,16 @@ template <int F16> PTX_INLINE void ptx_wgmma_n48_ss(float *d, uint32_t a, uint32
 template <int F16> PTX_INLINE void ptx_wgmma_n64_ss(float *d, uint32_t a, uint32_t b, int accumulate)
 {
     if (F16) {
-        PTX_WGMMA_N64_SS("f16", d, a, PTX_WGMMA_UPPER, b, accumulate);
+        PTX_WGMMA_N64_SS("f16", d, a, b, PTX_WGMMA_UPPER, accumulate);
     } else {
-        PTX_WGMMA_N64_SS("bf16", d, a, PTX_WGMMA_UPPER, b, accumulate);
+        PTX_WGMMA_N64_SS("bf16", d, a, b, PTX_WGMMA_UPPER, accumulate);
     }
 }
 
-/* The same; rows of A are 64 bytes. */
+/* The same; rows of both are 64 bytes. */
 PTX_INLINE void ptx_wgmma_n64_ss_narrow(float *d, uint32_t a, uint32_t b, int accumulate)
 {
-    PTX_WGMMA_N64_SS("bf16", d, a, PTX_WGMMA_UPPER_64, b, accumulate);
+    PTX_WGMMA_N64_SS("bf16", d, a, b, PTX_WGMMA_UPPER_64, accumulate);
 }
 
 /* d (64 x 128), A in shared memory. */

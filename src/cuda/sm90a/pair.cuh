@@ -11,6 +11,7 @@
  *   gather, RoPE   10        48        RoPE dims into the tile; raw rows where the block has no such dims
  *   expand         11..14    48        codes to bf16, a unit of 8 rows at a time
  *   finder         15        48        finds the pieces, and where the tokens of a tile lie
+ * With d_qk 576 warps 8..11 expand, with 56 registers, and the others, gather, RoPE and finder in this order, have 40.
  * Block 0 has dims 0..255 of K, Q and output, block 1 dims 256..511; of RoPE dims on top (d_qk 576) each has 32. In
  * block r warpgroup r is the owner, the other one the helper; owner and helper of the same rows are called fellows.
  * Accumulators of a warpgroup: output 64 x 256 (128 registers per thread), scores 64 x 64 (32), weights as an A operand
@@ -22,7 +23,7 @@
  *   full[3]            8 units, and 32         expand, and RoPE              warpgroups       a half tile, its note
  *                      copies of RoPE dims
  *   empty[3]           8 warps                 warpgroups, after the values  expand, RoPE     the same
- *   rope_empty[2]      8 warps                 warpgroups, after the scores  RoPE             RoPE dims on top of 512
+ *   rope_empty[3]      8 warps                 warpgroups, after the scores  RoPE             RoPE dims on top of 512
  *   scores_full        1 and 16384 bytes       the peer's helper             owner            scores
  *   scores_empty       4 warps of the peer     the peer's owner, once it     helper           the peer's scores
  *                                              has read them
@@ -87,8 +88,7 @@ static __device__ __forceinline__ uint32_t to_peer(void)
 /* ---- products ---------------------------------------------------------------------------------------------------- */
 
 /* s = Q * tile^T over the block's dims; ends with the commit. */
-template <int BLOCKS>
-static __device__ __forceinline__ void pair_scores(float s[32], const pair_view &v, uint32_t slot, uint32_t tile)
+template <int BLOCKS> static __device__ __forceinline__ void pair_scores(float s[32], const pair_view &v, uint32_t slot)
 {
     uint32_t q = ptx_wgmma_tile(PAIR_AT(q) + v.group * HALF_BLOCKS * BLOCK_BYTES, BLOCK_BYTES);
     uint32_t k = ptx_wgmma_tile(PAIR_AT(k) + slot * HALF_BLOCKS * BLOCK_BYTES, BLOCK_BYTES);
@@ -101,7 +101,7 @@ static __device__ __forceinline__ void pair_scores(float s[32], const pair_view 
     }
     if (BLOCKS == 9) {
         uint32_t q_rope = ptx_wgmma_tile(PAIR_AT(q_rope) + v.group * NARROW_BYTES, BLOCK_BYTES);
-        uint32_t k_rope = ptx_wgmma_tile(PAIR_AT(k_rope) + (tile & 1) * 64, BLOCK_BYTES);
+        uint32_t k_rope = ptx_wgmma_tile(PAIR_AT(k_rope) + slot * NARROW_BYTES, BLOCK_BYTES);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             ptx_wgmma_n64_ss_narrow(s, ptx_wgmma_advance(q_rope, i * 32), ptx_wgmma_advance(k_rope, i * 32), 1);
@@ -336,13 +336,13 @@ static __device__ __forceinline__ uint32_t own_tiles(const fmlac_pair_sm90a &all
             note = uniform(tile_note(m, slot));
         }
         float s[32];
-        pair_scores<BLOCKS>(s, v, slot, turn); /* at the end: of any tile, and not used */
+        pair_scores<BLOCKS>(s, v, slot); /* at the end: of any tile, and not used */
         pair_values<BLOCKS>(o, a, v, before, !turns->fresh);
         ptx_wgmma_wait<1>();
         ptx_wgmma_hold<32>(s);
         if (there) {
             if (BLOCKS == 9) {
-                arrive_warp(PAIR_AT(rope_empty) + (turn & 1) * 8);
+                arrive_warp(PAIR_AT(rope_empty) + slot * 8);
             }
             if (!(note & NOTE_MORE)) {
                 turns->piece++;
@@ -404,11 +404,11 @@ static __device__ __forceinline__ void help_scores(const fmlac_pair_sm90a &all, 
         await_query<BLOCKS>(turns->piece, v.group);
     }
     float s[32];
-    pair_scores<BLOCKS>(s, v, slot, turn);
+    pair_scores<BLOCKS>(s, v, slot);
     ptx_wgmma_wait<0>();
     ptx_wgmma_hold<32>(s);
     if (BLOCKS == 9) {
-        arrive_warp(PAIR_AT(rope_empty) + (turn & 1) * 8);
+        arrive_warp(PAIR_AT(rope_empty) + slot * 8);
     }
     send_scores<BLOCKS>(s, v, turn);
     turns->scored = turn + 1;
@@ -490,13 +490,13 @@ static __device__ __forceinline__ void pair_barriers(const fmlac_mqa &p, pair_pl
     for (int i = 0; i < STAGES; i++) {
         ptx_mbarrier_init(ptx_shared_address(&m->full[i]), TILE_UNITS * WARP_ARRIVALS + copies);
         ptx_mbarrier_init(ptx_shared_address(&m->empty[i]), MMA_WARPS * WARP_ARRIVALS);
+        ptx_mbarrier_init(ptx_shared_address(&m->rope_empty[i]), MMA_WARPS * WARP_ARRIVALS);
     }
     for (int i = 0; i < ring::GROUPS; i++) {
         ptx_mbarrier_init(ptx_shared_address(&m->raw_full[i]), 32 + WARP_ARRIVALS);
         ptx_mbarrier_init(ptx_shared_address(&m->raw_empty[i]), GROUP_UNITS * WARP_ARRIVALS);
     }
     for (int i = 0; i < 2; i++) {
-        ptx_mbarrier_init(ptx_shared_address(&m->rope_empty[i]), MMA_WARPS * WARP_ARRIVALS);
         ptx_mbarrier_init(ptx_shared_address(&m->places_full[i]), WARP_ARRIVALS);
         ptx_mbarrier_init(ptx_shared_address(&m->places_empty[i]), (GATHER_WARPS + 1) * WARP_ARRIVALS);
     }
@@ -558,14 +558,18 @@ template <int BLOCKS> static __device__ __forceinline__ void pair(const fmlac_pa
         ptx_registers_take<208>();
         pair_view v = {threadIdx.x % 128 * 16, group};
         pair_consume<BLOCKS>(all, m, v, (uint32_t)group == rank);
+    } else if (BLOCKS == 9 && group == 2) {
+        ptx_registers_give<56>();
+        expand<BLOCKS>(p, m, warp, rank);
     } else {
-        ptx_registers_give<48>();
+        ptx_registers_give<BLOCKS == 9 ? 40 : 48>();
         bool rope = rope_chunks<BLOCKS>(p, rank) > 0;
+        warp -= BLOCKS == 9 ? EXPAND_WARPS : 0;
         if (warp < GATHER_WARPS || (warp == GATHER_WARPS && !rope)) {
             gather<BLOCKS>(p, m, warp, GATHER_WARPS + !rope, rank);
         } else if (warp == GATHER_WARPS) {
             gather_rope<BLOCKS>(p, m, rank);
-        } else if (warp < LOAD_WARPS) {
+        } else if (BLOCKS == 8 && warp < LOAD_WARPS) {
             expand<BLOCKS>(p, m, warp - GATHER_WARPS - 1, rank);
         } else {
             find_tokens(p, m);

@@ -25,10 +25,12 @@ static __device__ __forceinline__ uint32_t lane_kind(const fmlac_pool &pool, uin
 }
 
 /* The lane's codes and scale, from rows at `two`. */
+template <int BLOCKS>
 static __device__ __forceinline__ uint32_t load_codes(uint32_t kind, const expand_lane &l, uint32_t two,
                                                       uint32_t codes[4])
 {
-    uint32_t row = two + l.token * RAW_SECOND, scale = two + RAW_SCALES + l.token * 16 + (kind >> 8);
+    typedef raw_ring<BLOCKS> ring;
+    uint32_t row = two + l.token * ring::SECOND, scale = two + ring::SCALES + l.token * 16 + (kind >> 8);
     if (kind & KIND_FP4) {
         ptx_load_shared_64(codes, row + l.dim / 2);
     } else {
@@ -53,16 +55,17 @@ typedef struct expand_to {
  * is full again is what everybody else waits for. Says no, having done nothing, if a code or a scale of any lane is
  * none for it. MIXED: float scales need be no powers of two.
  */
-template <int FP4, int F32, int MIXED>
+template <int FP4, int F32, int MIXED, int BLOCKS>
 static __device__ __forceinline__ bool expand_easy(uint32_t kind, const expand_lane &l, uint32_t raw,
                                                    const expand_to &to)
 {
+    typedef raw_ring<BLOCKS> ring;
     uint32_t codes[4][4], factor[4], out[4][8], nan = 0;
     bool hard = false;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        uint32_t two = raw + i * RAW_TWO, row = two + l.token * RAW_SECOND;
-        uint32_t at = two + RAW_SCALES + l.token * 16 + (kind >> 8);
+        uint32_t two = raw + i * ring::TWO, row = two + l.token * ring::SECOND;
+        uint32_t at = two + ring::SCALES + l.token * 16 + (kind >> 8);
         if (FP4) {
             ptx_load_shared_64(codes[i], row + l.dim / 2);
         } else {
@@ -112,6 +115,7 @@ static __device__ __forceinline__ bool expand_easy(uint32_t kind, const expand_l
 }
 
 /* Eight rows with anything in them; those from `count` on are not attended. */
+template <int BLOCKS>
 static __device__ __forceinline__ void expand_any(const fmlac_pool &pool, uint32_t kind, const expand_lane &l,
                                                   uint32_t raw, const expand_to &to, uint32_t count)
 {
@@ -121,7 +125,7 @@ static __device__ __forceinline__ void expand_any(const fmlac_pool &pool, uint32
         uint32_t token = to.first + 2 * i + l.token;
         uint32_t at = to.tile + chunk_offset(token, l.dim / 8), codes[4] = {0, 0, 0, 0};
         if (kind != 0 && token < count) {
-            uint32_t bits = load_codes(kind, l, raw + i * RAW_TWO, codes);
+            uint32_t bits = load_codes<BLOCKS>(kind, l, raw + i * raw_ring<BLOCKS>::TWO, codes);
             expand_16(pool, kind, codes, bits, at);
         } else if (kind != 0) {
             ptx_store_shared_128(at, codes);
@@ -144,16 +148,16 @@ static __device__ __forceinline__ void expand_unit(const fmlac_pool &pool, const
     bool done = false;
     if (to.first + UNIT_ROWS <= count) {
         if (common == (KIND_F32 | KIND_USED) && (BLOCKS == 8 || *mixed)) {
-            done = expand_easy<0, 1, 1>(kind, l, raw, to);
+            done = expand_easy<0, 1, 1, BLOCKS>(kind, l, raw, to);
         } else if (BLOCKS == 8 && common == (KIND_FP4 | KIND_E4M3 | KIND_USED)) {
-            done = expand_easy<1, 0, 0>(kind, l, raw, to);
+            done = expand_easy<1, 0, 0, BLOCKS>(kind, l, raw, to);
         } else if (common == ((BLOCKS == 9 ? KIND_F32 : KIND_E8M0) | KIND_USED)) {
-            done = expand_easy<0, BLOCKS == 9, 0>(kind, l, raw, to);
+            done = expand_easy<0, BLOCKS == 9, 0, BLOCKS>(kind, l, raw, to);
         }
         *mixed |= BLOCKS == 9 && common == (KIND_F32 | KIND_USED) && !done;
     }
     if (!done) {
-        expand_any(pool, kind, l, raw, to, count);
+        expand_any<BLOCKS>(pool, kind, l, raw, to, count);
     }
 }
 
@@ -165,8 +169,8 @@ static __device__ __forceinline__ void expand(const fmlac_mqa &p, pair_plan<BLOC
     uint32_t number = 0;                      /* of the tile, in all pieces */
     bool mixed = false;
     expand_lane l;
-    l.dim = ((lane & 3) | lane >> 3 << 2) * 16;
     l.token = lane >> 2 & 1;
+    l.dim = ((lane & 3) | lane >> 3 << 2) * 16 ^ l.token * raw_ring<BLOCKS>::TURN;
     l.kind = lane_kind(p.main.pool, l.dim, rank);
     l.extra_kind = p.extra.kind == FMLAC_LIST_NONE ? 0 : lane_kind(p.extra.pool, l.dim, rank);
     uint32_t kind = __shfl_sync(0xFFFFFFFFu, l.kind, 0) & 255,
@@ -189,10 +193,10 @@ static __device__ __forceinline__ void expand(const fmlac_mqa &p, pair_plan<BLOC
                 expand_to to = {ptx_shared_address(m->k[stage.at]), (uint32_t)unit * UNIT_ROWS,
                                 ptx_shared_address(&m->empty[stage.at]), stage.use ^ 1,
                                 ptx_shared_address(&m->raw_empty[raw.at])};
-                expand_unit<BLOCKS>(extra ? p.extra.pool : p.main.pool, l, extra ? extra_kind : kind,
-                                    extra ? l.extra_kind : l.kind,
-                                    ptx_shared_address(m->raw[raw.at]) + unit % GROUP_UNITS * (UNIT_ROWS / 2 * RAW_TWO),
-                                    to, note & NOTE_COUNT, &mixed);
+                expand_unit<BLOCKS>(
+                    extra ? p.extra.pool : p.main.pool, l, extra ? extra_kind : kind, extra ? l.extra_kind : l.kind,
+                    ptx_shared_address(m->raw[raw.at]) + unit % GROUP_UNITS * (UNIT_ROWS / 2 * raw_ring<BLOCKS>::TWO),
+                    to, note & NOTE_COUNT, &mixed);
                 if (unit == 0 && lane == 0) {
                     m->stage_notes[stage.at] = note;
                 }

@@ -25,16 +25,21 @@
 #define SCORE_BYTES  (64 * TOKENS * 4)               /* a tile's partial scores of 64 rows */
 #define WEIGHT_BYTES (64 * TOKENS * 2 + 64 / 2 * 16) /* its weights, and 16 bytes for two rows' factors */
 
-/* Raw rows lie in twos: row, scales of both, row. The distance of the rows is 64 modulo 128, so that a warp's loads
- * meet no bank twice. */
-#define RAW_SECOND 320
-#define RAW_SCALES 256
-#define RAW_TWO    576
-
-/* Groups in the ring. A place of the ring belongs to one gather warp, and each of its units to one expanding warp: so
- * each of them meets all phases of its barriers, one after another. */
+/*
+ * GROUPS in the ring. A place of the ring belongs to one gather warp, and each of its units to one expanding warp: so
+ * each of them meets all phases of its barriers, one after another.
+ * Raw rows lie in TWOs: the first row, the SECOND one, SCALES of both. A warp reads two rows at a time, and its loads
+ * meet no bank twice: the distance of the rows is 64 modulo 128, or, where there is no room for that, four lanes read
+ * of the second row what is TURN bytes from what four others read of the first.
+ */
 template <int BLOCKS> struct raw_ring {
-    enum { GROUPS = BLOCKS == 9 ? 4 : 6 };
+    enum {
+        GROUPS = BLOCKS == 9 ? 4 : 6,
+        SECOND = BLOCKS == 9 ? 256 : 320,
+        SCALES = BLOCKS == 9 ? 512 : 256,
+        TWO = BLOCKS == 9 ? 544 : 576,
+        TURN = BLOCKS == 9 ? 64 : 0
+    };
 };
 
 static_assert(raw_ring<8>::GROUPS % GATHER_WARPS == 0 && raw_ring<8>::GROUPS % (GATHER_WARPS + 1) == 0 &&
@@ -53,17 +58,17 @@ template <int BLOCKS> struct pair_plan {
     typedef raw_ring<BLOCKS> ring;
     unsigned char q[2][HALF_BLOCKS][BLOCK_BYTES]; /* 64 rows per warpgroup */
     unsigned char k[STAGES][HALF_BLOCKS][BLOCK_BYTES];
-    /* RoPE dims on top, 32 of them: Q of the warpgroups; two tiles, which share a block, left and right. */
-    unsigned char q_rope[2][BLOCKS == 9 ? NARROW_BYTES : 16], k_rope[BLOCKS == 9 ? BLOCK_BYTES : 16];
+    /* RoPE dims on top, 32 of them: Q of the warpgroups, tiles. */
+    unsigned char q_rope[2][BLOCKS == 9 ? NARROW_BYTES : 16], k_rope[STAGES][BLOCKS == 9 ? NARROW_BYTES : 16];
     unsigned char scores[SCORE_BYTES];   /* by the peer's helper, of the rows that this block owns */
     unsigned char weights[WEIGHT_BYTES]; /* by the peer's owner, of the rows that it owns */
-    unsigned char raw[ring::GROUPS][GROUP_ROWS / 2 * RAW_TWO];
+    unsigned char raw[ring::GROUPS][GROUP_ROWS / 2 * ring::TWO];
     token_place places[2][TOKENS];    /* of two tiles */
     uint32_t notes[2];                /* of the same tiles */
     uint32_t raw_notes[ring::GROUPS]; /* of the groups' tiles */
     uint32_t stage_notes[STAGES];
-    uint64_t full[STAGES], empty[STAGES];
-    uint64_t rope_empty[2], q_full[2];
+    uint64_t full[STAGES], empty[STAGES], rope_empty[STAGES];
+    uint64_t q_full[2];
     uint64_t scores_full, scores_empty, weights_full, weights_empty;
     uint64_t places_full[2], places_empty[2];
     uint64_t raw_full[ring::GROUPS], raw_empty[ring::GROUPS];

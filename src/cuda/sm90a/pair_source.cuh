@@ -57,11 +57,17 @@ template <int BLOCKS> static __device__ __forceinline__ uint32_t rope_chunks(con
 
 #define ROPE_AHEAD 8 /* rows of a lane whose places are read before the wait; sixteen would not fit the registers */
 
-/* RoPE dims of the rows of a tile, whose places are known, to `to`, once use `use` of barrier `empty` is over; columns
- * from chunk `first` on. What comes after the wait everybody waits for: so where rows lie is read before. */
+/* Where a chunk of RoPE dims of a row goes: of 64 dims into a block of the tile, of 32 into rows of 64 bytes. */
+template <int CHUNKS> static __device__ __forceinline__ uint32_t rope_chunk(uint32_t row, uint32_t chunk)
+{
+    return CHUNKS == 8 ? chunk_offset(row, chunk) : row * 64 + ((chunk ^ (row >> 1 & 3)) << 4);
+}
+
+/* RoPE dims of the rows of a tile, whose places are known, to `to`, once use `use` of barrier `empty` is over. What
+ * comes after the wait everybody waits for: so where rows lie is read before. */
 template <int CHUNKS>
 static __device__ __forceinline__ void copy_rope(const fmlac_pool &pool, const token_place *places, uint32_t to,
-                                                 int first, int32_t at, uint32_t empty, uint32_t use)
+                                                 int32_t at, uint32_t empty, uint32_t use)
 {
     const int step = 32 / CHUNKS;
     int lane = threadIdx.x % 32, chunk = lane % CHUNKS, row0 = lane / CHUNKS;
@@ -75,7 +81,7 @@ static __device__ __forceinline__ void copy_rope(const fmlac_pool &pool, const t
 #pragma unroll
         for (int i = 0; i < TOKENS / step; i++) {
             const uint8_t *place = i < ROPE_AHEAD ? from[i % ROPE_AHEAD] : places[row0 + i * step].row;
-            ptx_copy_async_16(to + chunk_offset(row0 + i * step, first + chunk),
+            ptx_copy_async_16(to + rope_chunk<CHUNKS>(row0 + i * step, chunk),
                               place ? place + at + chunk * 16 : pool.data, place ? 16 : 0);
         }
         return;
@@ -83,7 +89,7 @@ static __device__ __forceinline__ void copy_rope(const fmlac_pool &pool, const t
 #pragma unroll 1
     for (int row = row0; row < TOKENS; row += step) {
         const uint8_t *place = places[row].row;
-        copy_bytes(to + chunk_offset(row, first + chunk), place ? place + at + chunk * 16 : pool.data, place ? 8 : 0);
+        copy_bytes(to + rope_chunk<CHUNKS>(row, chunk), place ? place + at + chunk * 16 : pool.data, place ? 8 : 0);
     }
 }
 
@@ -106,10 +112,10 @@ static __device__ __forceinline__ void gather_rope(const fmlac_mqa &p, pair_plan
             ring_place stage = ring_at<STAGES>(tile);
             int32_t at = pool.rope_offset + (BLOCKS == 9 ? rank * 64 : 0);
             if (BLOCKS == 9) {
-                copy_rope<4>(pool, places, ptx_shared_address(m->k_rope), (tile & 1) * 4, at,
-                             ptx_shared_address(&m->rope_empty[tile & 1]), use_parity(tile) ^ 1);
+                copy_rope<4>(pool, places, ptx_shared_address(m->k_rope[stage.at]), at,
+                             ptx_shared_address(&m->rope_empty[stage.at]), stage.use ^ 1);
             } else {
-                copy_rope<8>(pool, places, ptx_shared_address(m->k[stage.at][HALF_BLOCKS - 1]), 0, at,
+                copy_rope<8>(pool, places, ptx_shared_address(m->k[stage.at][HALF_BLOCKS - 1]), at,
                              ptx_shared_address(&m->empty[stage.at]), stage.use ^ 1);
             }
             if (pool.aligned) {
@@ -126,6 +132,7 @@ static __device__ __forceinline__ void gather_rope(const fmlac_mqa &p, pair_plan
 }
 
 /* Rows of a pool at any address: the warp copies one after another. */
+template <int BLOCKS>
 static __device__ __forceinline__ void gather_bytes(const fmlac_pool &pool, const token_place &place, int32_t rows,
                                                     uint32_t group, uint32_t rank)
 {
@@ -134,13 +141,13 @@ static __device__ __forceinline__ void gather_bytes(const fmlac_pool &pool, cons
     for (int row = 0; row < rows; row++) {
         const uint8_t *from = (const uint8_t *)__shfl_sync(0xFFFFFFFFu, (unsigned long long)place.row, row);
         const uint8_t *scales = from + __shfl_sync(0xFFFFFFFFu, place.scales, row) + part.scales_at;
-        uint32_t two = group + (row >> 1) * RAW_TWO, at = threadIdx.x % 32;
+        uint32_t two = group + (row >> 1) * raw_ring<BLOCKS>::TWO, at = threadIdx.x % 32;
         if (at < part.scale_bytes) {
-            ptx_store_shared_u8(two + RAW_SCALES + (row & 1) * 16 + at, scales[at]);
+            ptx_store_shared_u8(two + raw_ring<BLOCKS>::SCALES + (row & 1) * 16 + at, scales[at]);
         }
 #pragma unroll 1
         for (; at < part.code_bytes; at += 32) {
-            ptx_store_shared_u8(two + (row & 1) * RAW_SECOND + at, from[part.codes_at + at]);
+            ptx_store_shared_u8(two + (row & 1) * raw_ring<BLOCKS>::SECOND + at, from[part.codes_at + at]);
         }
     }
     ptx_fence_async_proxy(); /* the next rows in this place may be bulk copies */
@@ -149,9 +156,11 @@ static __device__ __forceinline__ void gather_bytes(const fmlac_pool &pool, cons
 
 /* Codes of a group's attended rows, which come first. Where rows lie is read at addresses that all lanes share: so the
  * copies' operands are uniform, and a copy takes a few instructions instead of a turn of a loop over the lanes. */
+template <int BLOCKS>
 static __device__ __forceinline__ void gather_codes(const token_place *places, int32_t rows, const raw_part &part,
                                                     uint32_t group, uint32_t full)
 {
+    typedef raw_ring<BLOCKS> ring;
     if (ptx_elect()) {
         int r = 0;
 #pragma unroll 1
@@ -163,14 +172,14 @@ static __device__ __forceinline__ void gather_codes(const token_place *places, i
             }
 #pragma unroll
             for (int i = 0; i < 8; i++) {
-                ptx_bulk_load(group + r / 2 * RAW_TWO + i / 2 * RAW_TWO + i % 2 * RAW_SECOND, from[i], part.code_bytes,
-                              full);
+                ptx_bulk_load(group + r / 2 * ring::TWO + i / 2 * ring::TWO + i % 2 * ring::SECOND, from[i],
+                              part.code_bytes, full);
             }
         }
 #pragma unroll 1
         for (; r < rows; r++) {
-            ptx_bulk_load(group + r / 2 * RAW_TWO + r % 2 * RAW_SECOND, places[r].row + part.codes_at, part.code_bytes,
-                          full);
+            ptx_bulk_load(group + r / 2 * ring::TWO + r % 2 * ring::SECOND, places[r].row + part.codes_at,
+                          part.code_bytes, full);
         }
     }
     __syncwarp();
@@ -190,7 +199,7 @@ static __device__ __forceinline__ void gather_group(const fmlac_pool &pool, pair
     token_place place = places[lane % GROUP_ROWS];
     uint32_t full = ptx_shared_address(&m->raw_full[ring.at]), group = ptx_shared_address(m->raw[ring.at]);
     if (lane < rows && pool.aligned) {
-        uint32_t to = group + (lane >> 1) * RAW_TWO + RAW_SCALES + (lane & 1) * 16;
+        uint32_t to = group + (lane >> 1) * raw_ring<BLOCKS>::TWO + raw_ring<BLOCKS>::SCALES + (lane & 1) * 16;
         const uint8_t *from = place.row + place.scales + part.scales_at;
         if (part.scale_bytes == 16) {
             ptx_copy_async_16(to, from, 16);
@@ -200,7 +209,7 @@ static __device__ __forceinline__ void gather_group(const fmlac_pool &pool, pair
     }
     ptx_mbarrier_arrive_copies(full);
     if (!pool.aligned) {
-        gather_bytes(pool, place, rows, group, rank);
+        gather_bytes<BLOCKS>(pool, place, rows, group, rank);
     }
     if (lane == 0) {
         m->raw_notes[ring.at] = note;
@@ -210,7 +219,7 @@ static __device__ __forceinline__ void gather_group(const fmlac_pool &pool, pair
     }
     __syncwarp();
     if (pool.aligned) {
-        gather_codes(places, rows, part, group, full);
+        gather_codes<BLOCKS>(places, rows, part, group, full);
     }
 }
 

@@ -41,7 +41,9 @@ typedef struct piece {
     int32_t early;      /* Q set out before the piece was known */
     int32_t outer;      /* request and place in it of the first query token, as tensors count them */
     int32_t inner;
+#ifndef FMLAC_INDEXED_ONLY
     int32_t seen[ROWS]; /* tokens that a row sees */
+#endif
 } piece;
 
 /* Where the scout is. */
@@ -194,7 +196,9 @@ static __device__ __forceinline__ void piece_write(const fmlac_mqa &p, const fml
     int32_t all_see = INT32_MAX;
     for (int row = lane; row < ROWS; row += 32) {
         int32_t seen = row_seen(p, w, row);
+#ifndef FMLAC_INDEXED_ONLY
         to->seen[row] = seen;
+#endif
         all_see = seen < all_see ? seen : all_see;
     }
     for (int step = 16; step > 0; step /= 2) {
@@ -236,7 +240,9 @@ static __device__ __forceinline__ void find_pieces(const fmlac_cut &cut, const p
 static __device__ __forceinline__ void walk_whole(const fmlac_mqa &p, piece_walk *walk, piece *to, int lane)
 {
     int32_t unit = (int32_t)walk->at;
+#ifndef FMLAC_INDEXED_ONLY
     to->seen[lane] = to->seen[lane + 32] = INT32_MAX;
+#endif
     __syncwarp();
     if (lane == 0) {
         fmlac_work w = whole_work(p, unit);

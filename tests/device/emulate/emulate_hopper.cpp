@@ -322,7 +322,7 @@ static void multiply(const product &p, int warp)
 {
     static float a[16][16], b[16][256];
     uint32_t a_at = (uint32_t)(p.a_descriptor & 0x3FFF) << 4, b_at = (uint32_t)(p.b_descriptor & 0x3FFF) << 4;
-    uint32_t a_row = p.a_descriptor >> 63 ? 64 : 128;
+    uint32_t a_row = p.a_descriptor >> 63 ? 64 : 128, b_row = p.b_descriptor >> 63 ? 64 : 128;
     uint32_t leading = (uint32_t)(p.b_descriptor >> 16 & 0x3FFF) << 4;
     for (int r = 0; r < 16; r++) {
         for (int k = 0; k < 16; k++) {
@@ -339,9 +339,8 @@ static void multiply(const product &p, int warp)
     }
     for (uint32_t k = 0; k < 16; k++) {
         for (uint32_t n = 0; n < (uint32_t)p.columns; n++) {
-            uint32_t at = p.b_is_wide ? n / 64 * leading + k / 8 * 1024 + k % 8 * 128 + n % 64 * 2
-                                      : n / 8 * 1024 + n % 8 * 128 + k * 2;
-            b[k][n] = number(shared_16(b_at + at, 128), p.f16);
+            uint32_t at = p.b_is_wide ? n / 64 * leading + k / 8 * 1024 + k % 8 * 128 + n % 64 * 2 : n * b_row + k * 2;
+            b[k][n] = number(shared_16(b_at + at, b_row), p.f16);
         }
     }
     for (int r = 0; r < 16; r++) {

@@ -41,7 +41,7 @@ template <int F16> PTX_INLINE void ptx_wgmma_n64_ss(float *d, uint32_t a, uint32
 /* Bit 63 of a descriptor: rows of 64 bytes. */
 PTX_INLINE void ptx_wgmma_n64_ss_narrow(float *d, uint32_t a, uint32_t b, int accumulate)
 {
-    emu_product(d, NULL, a | 1ull << 63, b, 64, accumulate, false);
+    emu_product(d, NULL, a | 1ull << 63, b | 1ull << 63, 64, accumulate, false);
 }
 template <int F16> PTX_INLINE void ptx_wgmma_n128_ss(float *d, uint32_t a, uint32_t b, int accumulate)
 {
