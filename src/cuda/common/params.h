@@ -185,6 +185,7 @@ typedef struct fmlac_mqa {
     int32_t straight, straight_extra; /* FMLAC_STRAIGHT_... of the pools */
     int32_t tile_tokens;
     int32_t tile_rows;
+    int32_t pieces; /* of each list, all as long; 0: as costs say (common/work.cuh) */
     fmlac_cut cut;
 } fmlac_mqa;
 

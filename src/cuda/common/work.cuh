@@ -131,10 +131,42 @@ static __device__ __forceinline__ void row_token_head(const fmlac_work &w, int r
     *head = w.kv_head * w.group + (int32_t)(at - j * w.group);
 }
 
+/* Tokens of a request's list, which its last query token sees if there are no bounds, and tiles of it. */
+static __device__ __forceinline__ int32_t request_length(const fmlac_mqa *p, int32_t request)
+{
+    int32_t length = p->main.seqlens[request], most = (int32_t)p->main.capacity;
+    return length < 0 ? 0 : length < most ? length : most;
+}
+
+static __device__ __forceinline__ int32_t request_tiles(const fmlac_mqa *p, int32_t request)
+{
+    uint32_t tokens = (uint32_t)p->tile_tokens;
+    return (int32_t)(((uint32_t)request_length(p, request) + tokens - 1) / tokens);
+}
+
+/*
+ * Where all lists are equal, or there is but one, each has as many pieces of the same length (p->pieces), and a part,
+ * or a block of a cluster, has one of them: the last ones may be of nothing. Nothing of other lists need be looked up
+ * then. Tiles of an index list among equal ones.
+ */
+static __device__ __forceinline__ int32_t even_tiles(const fmlac_mqa *p)
+{
+    return p->cut.longest - p->cut.overhead;
+}
+
+/* Tiles of a piece. */
+static __device__ __forceinline__ int32_t even_share(const fmlac_mqa *p, int32_t tiles)
+{
+    return tiles > p->pieces ? (int32_t)((uint32_t)(tiles + p->pieces - 1) / (uint32_t)p->pieces) : 1;
+}
+
 /* Tiles and overhead; all row tiles of a unit have the cost of its longest. */
 static __device__ __forceinline__ int32_t unit_cost(const fmlac_mqa *p, int32_t unit)
 {
     fmlac_work w;
+    if (is_paged(p) && !p->cu_seqlens_q && !p->main.bound.data) { /* the short way */
+        return request_tiles(p, unit) + p->cut.overhead;
+    }
     work_rows(p, unit, 0, &w);
     if (is_paged(p) && !p->cu_seqlens_q) {
         w.row0 = 0;

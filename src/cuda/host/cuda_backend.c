@@ -117,6 +117,10 @@ static fmla_status open_state(const fmla_context_config *config, const fmlai_all
     *state = (fmlac_state){
         .allocator = *allocator, .device = config->device_index, .check = check != NULL && strcmp(check, "1") == 0};
     status = read_device(state, config, error);
+    if (status == FMLA_OK && state->hopper && fmlac_enter(state->device, &before, error) == FMLA_OK) {
+        fmlac_hopper_clusters(state);
+        fmlac_leave(before);
+    }
     if (status == FMLA_OK && state->check) {
         status = fmlac_enter(state->device, &before, error);
         if (status == FMLA_OK) {

@@ -12,6 +12,8 @@
 #include "../../format/format.h"
 #include "../common/params.h"
 
+#define FMLAC_CLUSTERS 4 /* kinds of clusters: of 2, 4, 8 and 16 blocks */
+
 typedef struct fmlac_state {
     fmlai_allocator allocator;
     int device;
@@ -25,6 +27,7 @@ typedef struct fmlac_state {
     fmlac_report *report;  /* device memory, with check only */
     bool hopper;             /* the kernels of sm90a/ may be used */
     bool pairs;              /* and those of pairs of blocks */
+    int clusters[FMLAC_CLUSTERS]; /* of 2, 4, 8, 16 blocks that run at a time */
     void *encode_tensor_map; /* the driver's cuTensorMapEncodeTiled; NULL: no TMA */
 } fmlac_state;
 
@@ -72,6 +75,10 @@ fmla_status fmlac_check_mqa(const fmlac_state *state, const fmlac_mqa *p, const 
 
 /* mqa_sm90a.c: the Hopper attention kernels. `wanted`: cuda_kernels of the context's configuration. */
 void fmlac_hopper_open(fmlac_state *state, int32_t wanted);
+/* The kernel of blocks that work alone for what pairs would do, NULL: none. */
+const fmlac_kernel *fmlac_hopper_alone(const fmlac_mqa *p);
+/* How many clusters the device runs at a time, which is current. */
+void fmlac_hopper_clusters(fmlac_state *state);
 /* The kernel for a description, NULL: the portable ones. */
 const fmlac_kernel *fmlac_hopper_choose(const fmlac_state *state, const fmlac_mqa *p);
 size_t fmlac_hopper_shared(void);

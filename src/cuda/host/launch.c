@@ -77,6 +77,9 @@ fmla_status fmlac_enqueue(const fmlac_state *state, const fmlai_call *call, cons
     if (launch->shared > 40 * 1024) { /* 48 KiB with what a kernel has of its own need no leave */
         code = cudaFuncSetAttribute(launch->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)launch->shared);
     }
+    if (code == cudaSuccess && launch->cluster > 8) {
+        code = cudaFuncSetAttribute(launch->kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+    }
     if (code == cudaSuccess) {
         code = cudaLaunchKernelExC(&config, launch->kernel, arguments);
     }

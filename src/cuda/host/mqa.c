@@ -10,9 +10,15 @@
 #define UNITS_MAX       16384           /* the plan kernel's: beyond it every unit is a block's own */
 #define PIECE_TOKENS    256             /* least length of a piece of a cut list */
 #define MANY_PIECES     8               /* of a unit on average: the combine kernel for many pieces */
+#define ROWS_LEAST      16              /* of a block */
 #define OVERHEAD_TOKENS 256             /* what beginning and ending a piece costs, in tokens */
 #define COST_MAX        (INT32_MAX / 2) /* of all units together: the kernels count in 32 bits */
 #define COMBINE_TIME    12000           /* what cutting costs beside the pieces: the combine kernel, nanoseconds */
+/* Of small calls, in nanoseconds: a row that is exchanged within a cluster, a row of a partial result, and what the
+ * combine kernel costs there beside the shorter way to the pieces that clusters have. */
+#define CLUSTER_ROW_TIME   80
+#define PARTIAL_ROW_TIME   36
+#define SMALL_COMBINE_TIME 9000
 /* What cutting and joining follow from (common/work.cuh); may be set for experiments. */
 #ifndef FMLAC_JOIN_PS
 #define FMLAC_JOIN_PS 800 /* writing and reading a row of a partial result, in all multiprocessors, picoseconds */
@@ -196,7 +202,7 @@ typedef struct decision {
     bool hopper;
 } decision;
 
-static decision decide(const fmlac_state *state, const fmlai_mqa *from, fmlac_mqa *p)
+static decision decide_kernel(const fmlac_state *state, const fmlai_mqa *from, fmlac_mqa *p)
 {
     decision d = {.kernel = NULL};
     fmlac_describe_mqa(p, from);
@@ -265,6 +271,17 @@ static int64_t longest_list(const fmlac_mqa *p)
     return p->main.kind == FMLAC_LIST_PAGED ? p->main.capacity : p->main.topk + p->extra.topk;
 }
 
+/* Lists, and rows that attend each of a KV head, but of ragged batches. */
+static int64_t lists_of(const fmlac_mqa *p)
+{
+    return p->main.kind == FMLAC_LIST_PAGED ? p->batch : p->num_tokens;
+}
+
+static int64_t rows_of_list(const fmlac_mqa *p)
+{
+    return p->h_q / p->h_kv * (p->main.kind == FMLAC_LIST_PAGED ? p->s_q : 1);
+}
+
 /* Whether all lists are as long as they can be, whatever the device's tensors hold. */
 static bool lists_equal(const fmlac_mqa *p)
 {
@@ -282,19 +299,111 @@ static bool cutting_pays(const decision *d, const fmlac_mqa *p)
     return parts < whole;
 }
 
+/* Rows of a block: half of the kernel's and less, if there are no more, so that none are joined that are not there. A
+ * row's bits are the same. */
+static int32_t rows_of_tile(const decision *d, int64_t rows)
+{
+    int32_t best = d->kernel->rows;
+    if (!d->hopper || d->kernel->cluster > 0 || !d->may_cut) {
+        return best;
+    }
+    while (best > ROWS_LEAST && rows <= best / 2) {
+        best /= 2;
+    }
+    return best;
+}
+
+/* Whether the pieces of a list are joined by the blocks that have them (sm90a/join.cuh): kernels that can, and so many
+ * lists that few have more than two or three pieces. */
+static bool blocks_join(const decision *d, const fmlac_mqa *p)
+{
+    return d->hopper && d->kernel->cluster == 0 && p->pieces == 0 && p->cut.units * FMLAC_JOIN_LISTS >= p->cut.parts;
+}
+
+/* Whether lists may have equal pieces (even_tiles in common/work.cuh): there is but one, or they are equal, and the
+ * pieces are not joined by blocks that have some of two lists. */
+static bool lists_even(const decision *d, const fmlac_mqa *p)
+{
+    bool one = p->main.kind == FMLAC_LIST_PAGED && p->batch == 1 && !p->cu_seqlens_q && !p->main.bound.data;
+    return d->hopper && d->may_cut && (one || lists_equal(p)) && !blocks_join(d, p);
+}
+
+/*
+ * The best clusters for lists that are so short, and so few, that a combine kernel would take as long as they: each of
+ * the blocks that a cluster has (0: none fits) has a piece of one list for *rows rows. Nanoseconds beyond what any call
+ * takes.
+ */
+static int64_t best_clusters(const fmlac_state *state, const decision *d, const fmlac_mqa *p, int *blocks, int *rows)
+{
+    int64_t all = rows_of_list(p), lists = lists_of(p) * p->h_kv, best = INT64_MAX;
+    int64_t tiles = fmlac_ceil(longest_list(p), p->tile_tokens);
+    *blocks = 0;
+    for (int i = 0; i < FMLAC_CLUSTERS && d->kernel->cluster == 0 && lists > 0; i++) {
+        int64_t columns = state->clusters[i] / lists, most = columns > 0 ? fmlac_ceil(all, columns) : 0;
+        int64_t time = fmlac_ceil(tiles, 2 << i) * tile_time(d, p) + most * CLUSTER_ROW_TIME;
+        if (most > 0 && most <= d->kernel->rows && time < best) {
+            best = time;
+            *blocks = 2 << i;
+            *rows = (int)most;
+        }
+    }
+    return best;
+}
+
+/* The same for lists in equal pieces, of so many tiles each, whose results a kernel joins. */
+static int64_t combine_time(const decision *d, const fmlac_mqa *p, int64_t each)
+{
+    return each * tile_time(d, p) + d->kernel->rows * PARTIAL_ROW_TIME + SMALL_COMBINE_TIME;
+}
+
+/* Tiles of a piece of lists that have equal ones: few enough for all parts, but as many as pay (common/work.cuh). */
+static int64_t tiles_of_piece(const fmlac_mqa *p)
+{
+    const fmlac_cut *cut = &p->cut;
+    int64_t tiles = cut->longest - cut->overhead;
+    if (cut->units == 0 || cut->parts < cut->units) {
+        return COST_MAX;
+    }
+    int64_t each = fmlac_ceil(tiles, cut->parts / cut->units);
+    while (each * (each + 1) * 256 < tiles * cut->units * cut->join) {
+        each++;
+    }
+    return each;
+}
+
+/* Equal pieces: joined by clusters, or, of pairs, by the combine kernel. */
+static void cut_evenly(const fmlac_state *state, const decision *d, fmlac_mqa *p)
+{
+    fmlac_cut *cut = &p->cut;
+    int blocks, rows;
+    int64_t each = tiles_of_piece(p), time = best_clusters(state, d, p, &blocks, &rows);
+    if (blocks > 0 && time < combine_time(d, p, each)) {
+        p->pieces = blocks;
+        p->tile_rows = rows;
+        cut->row_tiles = fmlac_ceil(rows_of_list(p), rows);
+        cut->columns = cut->row_tiles * p->h_kv;
+        cut->parts = 0;
+    } else if (d->kernel->cluster > 0 && each <= cut->units * cut->longest / cut->parts + cut->overhead) {
+        p->pieces = (int32_t)fmlac_ceil(cut->longest - cut->overhead, each);
+        cut->parts = cut->units * p->pieces;
+    }
+}
+
 /* Units, columns and parts (common/work.cuh). */
-static void cut_work(const decision *d, fmlac_mqa *p)
+static void cut_work(const fmlac_state *state, const decision *d, fmlac_mqa *p)
 {
     fmlac_cut *cut = &p->cut;
     int64_t group = p->h_q / p->h_kv;
     bool paged = p->main.kind == FMLAC_LIST_PAGED;
+    p->pieces = 0;
     if (paged && p->cu_seqlens_q) {
         cut->row_tiles = p->num_tokens * group / p->tile_rows + p->batch;
         cut->units = cut->row_tiles * p->h_kv;
         cut->columns = 1;
     } else {
-        cut->row_tiles = fmlac_ceil(paged ? p->s_q * group : group, p->tile_rows);
-        cut->units = paged ? p->batch : p->num_tokens;
+        cut->units = lists_of(p);
+        p->tile_rows = rows_of_tile(d, rows_of_list(p));
+        cut->row_tiles = fmlac_ceil(rows_of_list(p), p->tile_rows);
         cut->columns = cut->row_tiles * p->h_kv;
     }
     cut->overhead = OVERHEAD_TOKENS / p->tile_tokens;
@@ -312,14 +421,34 @@ static void cut_work(const decision *d, fmlac_mqa *p)
         (lists_equal(p) && !cutting_pays(d, p))) {
         cut->parts = 0;
     }
-    cut->whole = cut->parts == 0 && cut->columns == 1 && lists_equal(p);
+    if (cut->parts > 0 && lists_even(d, p)) {
+        cut_evenly(state, d, p);
+    }
+    cut->whole = cut->parts == 0 && cut->columns == 1 && lists_equal(p) && p->pieces == 0;
 }
 
-/* Whether the pieces of a list are joined by the blocks that have them (sm90a/join.cuh): kernels that can, and so many
- * lists that few have more than two or three pieces. */
-static bool blocks_join(const decision *d, const fmlac_mqa *p)
+/* What a call is given to. Lists for pairs may be done sooner by clusters of blocks that work alone. */
+static decision decide(const fmlac_state *state, const fmlai_mqa *from, fmlac_mqa *p)
 {
-    return d->hopper && d->kernel->cluster == 0 && p->cut.units * FMLAC_JOIN_LISTS >= p->cut.parts;
+    decision d = decide_kernel(state, from, p);
+    const fmlac_kernel *alone = d.hopper && d.kernel->cluster > 0 ? fmlac_hopper_alone(p) : NULL;
+    if (!alone || !d.may_cut || !lists_equal(p)) {
+        return d;
+    }
+    decision other = d;
+    fmlac_mqa q = *p;
+    int blocks, rows;
+    other.kernel = alone;
+    other.slots = state->processors;
+    q.tile_rows = alone->rows;
+    q.tile_tokens = alone->tokens;
+    cut_work(state, &d, p);
+    int64_t paired = p->cut.parts == 0 ? 0 : combine_time(&d, p, tiles_of_piece(p));
+    if (best_clusters(state, &other, &q, &blocks, &rows) < paired) {
+        d = other;
+        *p = q;
+    }
+    return d;
 }
 
 /* Bytes of the schedule and of the partial results: bounds that do not shrink when a shape grows. */
@@ -353,7 +482,7 @@ size_t fmlac_mqa_workspace(const void *state, const fmlai_mqa *from)
     if (!d.kernel || !d.may_cut) {
         return 0;
     }
-    cut_work(&d, &p);
+    cut_work(state, &d, &p);
     return schedule_bytes(&p) + partial_bytes(&d) + scalar_bytes(&d) + flag_bytes(state, &d);
 }
 
@@ -398,13 +527,14 @@ static fmla_status enqueue_attention(const fmlac_state *state, const decision *d
 
 static fmla_status run_tiled(const fmlac_state *state, const decision *d, fmlac_mqa *p, const fmlai_call *call)
 {
-    cut_work(d, p);
+    cut_work(state, d, p);
     uint8_t *workspace = call->workspace;
     fmlac_launch plan = {
         .kernel = (const void *)fmlak_mqa_plan_sm80, .name = "fmlak_mqa_plan_sm80", .blocks = 1, .threads = 1024};
     fmlac_launch attend = {.kernel = (const void *)d->kernel->function,
                            .name = d->kernel->name,
-                           .blocks = p->cut.units * p->cut.columns,
+                           .blocks = p->cut.units * p->cut.columns * (p->pieces > 0 ? p->pieces : 1),
+                           .cluster = p->pieces,
                            .threads = d->kernel->warps * 32,
                            .shared = d->shared};
     if (p->cut.parts == 0) {
@@ -414,16 +544,18 @@ static fmla_status run_tiled(const fmlac_state *state, const decision *d, fmlac_
     p->cut.partial = (float *)(workspace + schedule_bytes(p));
     p->cut.partial_scalar = (float *)(workspace + schedule_bytes(p) + partial_bytes(d));
     attend.blocks = p->cut.parts * p->cut.columns;
+    attend.cluster = 0;
     if (blocks_join(d, p)) {
         p->cut.flags = (uint32_t *)((uint8_t *)p->cut.partial_scalar + scalar_bytes(d));
     }
     bool planned = !p->cut.own || p->cut.flags;
     attend.dependent = planned;
+    int64_t few = p->cut.units < p->cut.parts || p->pieces > 0 ? p->cut.units : p->cut.parts;
     bool many = p->cut.units > 0 && p->cut.parts >= MANY_PIECES * p->cut.units;
     fmlac_launch combine = {
         .kernel = many ? (const void *)fmlak_mqa_combine_many_sm80 : (const void *)fmlak_mqa_combine_sm80,
         .name = many ? "fmlak_mqa_combine_many_sm80" : "fmlak_mqa_combine_sm80",
-        .blocks = p->cut.columns * (many ? p->cut.units * p->tile_rows : p->cut.parts * (p->tile_rows / 8)),
+        .blocks = p->cut.columns * (many ? p->cut.units * p->tile_rows : few * (p->tile_rows / 8)),
         .threads = many ? 512 : 256,
         .dependent = true};
     fmla_status status = planned ? fmlac_enqueue(state, call, &plan, p) : FMLA_OK;

@@ -82,6 +82,29 @@ void fmlac_hopper_open(fmlac_state *state, int32_t wanted)
     }
 }
 
+void fmlac_hopper_clusters(fmlac_state *state)
+{
+    const void *kernel = (const void *)kernels[FROM_PAGES][0][1].function;
+    if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_MAX) != cudaSuccess ||
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return;
+    }
+    for (int i = 0; i < FMLAC_CLUSTERS; i++) {
+        cudaLaunchAttribute attribute = {.id = cudaLaunchAttributeClusterDimension,
+                                         .val.clusterDim = {.x = 2u << i, .y = 1, .z = 1}};
+        cudaLaunchConfig_t config = {.gridDim = {2u << i, 1, 1},
+                                     .blockDim = {384, 1, 1},
+                                     .dynamicSmemBytes = SHARED_MAX,
+                                     .attrs = &attribute,
+                                     .numAttrs = 1};
+        if (cudaOccupancyMaxActiveClusters(&state->clusters[i], kernel, &config) != cudaSuccess) {
+            (void)cudaGetLastError();
+            state->clusters[i] = 0;
+        }
+    }
+}
+
 static bool is_plain(const fmlac_list *list)
 {
     return list->pool.layout == FMLAC_LAYOUT_PLAIN;
@@ -207,6 +230,13 @@ const fmlac_kernel *fmlac_hopper_choose(const fmlac_state *state, const fmlac_mq
     return &kernels[!pages ? FROM_ROWS : takes_turns(p) ? IN_TURNS : FROM_PAGES][f16][wide];
 }
 
+const fmlac_kernel *fmlac_hopper_alone(const fmlac_mqa *p)
+{
+    bool extra = p->extra.kind != FMLAC_LIST_NONE;
+    bool fits = raw_fits(&p->main) && (!extra || raw_fits(&p->extra));
+    return fits ? &kernels[FROM_CODES][0][p->d_qk > 512] : NULL;
+}
+
 /* The main pool as [h_kv][num_pages][page_size][d_qk]. */
 static bool encode_pages(const fmlac_state *state, const fmlac_mqa *p, fmlac_tensor_map *map)
 {
@@ -292,6 +322,11 @@ void fmlac_hopper_open(fmlac_state *state, int32_t wanted)
     state->hopper = false;
 }
 
+void fmlac_hopper_clusters(fmlac_state *state)
+{
+    (void)state;
+}
+
 const fmlac_kernel *fmlac_hopper_choose(const fmlac_state *state, const fmlac_mqa *p)
 {
     (void)state;
@@ -309,6 +344,12 @@ fmla_status fmlac_hopper_enqueue(const fmlac_state *state, const fmlai_call *cal
 size_t fmlac_hopper_shared(void)
 {
     return 0;
+}
+
+const fmlac_kernel *fmlac_hopper_alone(const fmlac_mqa *p)
+{
+    (void)p;
+    return NULL;
 }
 
 #endif

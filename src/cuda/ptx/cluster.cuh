@@ -49,4 +49,20 @@ PTX_INLINE void ptx_store_remote_128(uint32_t remote, const float x[4], uint32_t
         : "memory");
 }
 
+/* Numbers in a block's shared memory. */
+PTX_INLINE float ptx_load_remote(uint32_t remote)
+{
+    float x;
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(remote) : "memory");
+    return x;
+}
+
+PTX_INLINE void ptx_load_remote_128(float x[4], uint32_t remote)
+{
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
+                 : "r"(remote)
+                 : "memory");
+}
+
 #endif

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * combine.cu: joins the partial results of rows whose list was cut, in the order of their parts; the sink is applied
- * once. Two kernels. Where units have few pieces, a warp per row of each block of the attention kernel that holds a
- * first piece. Where a few units have many pieces, 512 threads per row of each unit: four teams of a thread per four
- * columns, each adding every fourth piece, with many loads under way at once.
+ * once. Two kernels. Where units have few pieces, a warp per row of each unit or, if there are fewer, of each block of
+ * the attention kernel that may hold a first piece. Where a few units have many pieces, 512 threads per row of each
+ * unit: four teams of a thread per four columns, each adding every fourth piece, with many loads under way at once.
  *
  * Where pieces lie follows from lengths alone. Blocks that find the cut by themselves do so before they wait for the
  * attention kernel.
@@ -197,6 +197,30 @@ static __device__ __forceinline__ void find_unit(const fmlac_cut &cut, int32_t u
     s->tiles = s->cut.starts[unit + 1] - s->start - cut.overhead;
 }
 
+/* The part that holds a unit's first piece. */
+static __device__ __forceinline__ int32_t first_part(const fmlac_cut &cut, const pieces *s)
+{
+    int32_t part = part_of(s->start + cut.overhead + s->cut.least - 1, s);
+#pragma unroll 1
+    while (part > 0 && border_of(&cut, s, part) != 0) {
+        part--;
+    }
+#pragma unroll 1
+    while (s->tiles > 0 && border_of(&cut, s, part + 1) == 0) {
+        part++;
+    }
+    return part;
+}
+
+/* The pieces of a unit where lists have equal ones; false: it is the only one. */
+static __device__ __forceinline__ bool find_even(const fmlac_mqa &p, int32_t unit, pieces *s)
+{
+    int32_t tiles = even_tiles(&p), each = even_share(&p, tiles);
+    s->first = unit * p.pieces;
+    s->last = s->first + (int32_t)((uint32_t)(tiles + each - 1) / (uint32_t)each) - 1;
+    return s->last > s->first;
+}
+
 /* Four columns of a row, from `column` on. */
 static __device__ __forceinline__ void write_columns(const fmlac_mqa &p, int64_t row_at, int column, const float x[4],
                                                      float factor)
@@ -219,13 +243,21 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 4) fmlak_mqa_combine_sm
     int32_t row_groups = p.tile_rows / WARPS, block = (int32_t)quotient(blockIdx.x, row_groups);
     int32_t row = ((int32_t)blockIdx.x - block * row_groups) * WARPS + (int32_t)threadIdx.x / 32;
     pieces s;
-    s.first = (int32_t)quotient(block, cut.columns);
-    s.column = (int32_t)(block - s.first * cut.columns);
-
-    s.cut = block_cut(p, WARPS * 32);
-    int32_t unit = unit_at(&cut, s.cut.starts, (s.first + 1) * s.cut.per, lane);
-    find_unit(cut, unit, &s);
-    bool joins = find_last(cut, &s); /* no: no unit's first, cut piece is here */
+    int32_t unit = (int32_t)quotient(block, cut.columns);
+    bool joins; /* no: no unit's first, cut piece is here */
+    s.column = (int32_t)(block - unit * cut.columns);
+    if (p.pieces > 0) {
+        joins = find_even(p, unit, &s);
+    } else {
+        s.first = unit;
+        s.cut = block_cut(p, WARPS * 32);
+        if (cut.units >= cut.parts) {
+            unit = unit_at(&cut, s.cut.starts, (s.first + 1) * s.cut.per, lane);
+        }
+        find_unit(cut, unit, &s);
+        s.first = cut.units < cut.parts ? first_part(cut, &s) : s.first;
+        joins = find_last(cut, &s);
+    }
     row_name name = name_row(p, unit, s.column, row);
     ptx_grid_wait();
     if (!joins || !name.there) {
@@ -266,21 +298,6 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 4) fmlak_mqa_combine_sm
 
 /* ---- many pieces: 512 threads per row ---------------------------------------------------------------------------- */
 
-/* The part that holds a unit's first piece. */
-static __device__ __forceinline__ int32_t first_part(const fmlac_cut &cut, const pieces *s)
-{
-    int32_t part = part_of(s->start + cut.overhead + s->cut.least - 1, s);
-#pragma unroll 1
-    while (part > 0 && border_of(&cut, s, part) != 0) {
-        part--;
-    }
-#pragma unroll 1
-    while (s->tiles > 0 && border_of(&cut, s, part + 1) == 0) {
-        part++;
-    }
-    return part;
-}
-
 /* Largest of lanes that differ in the bits below `lanes`; NaN where one is NaN. */
 static __device__ __forceinline__ void lanes_largest(joined *j, int lanes)
 {
@@ -317,10 +334,15 @@ extern "C" __global__ void __launch_bounds__(TEAMS *TEAM, 16 / AHEAD)
     int32_t unit = (int32_t)quotient(block, cut.columns);
     pieces s;
     s.column = (int32_t)(block - unit * cut.columns);
-    s.cut = block_cut(p, TEAMS * TEAM);
-    find_unit(cut, unit, &s);
-    s.first = first_part(cut, &s);
-    bool joins = find_last(cut, &s);
+    bool joins;
+    if (p.pieces > 0) {
+        joins = find_even(p, unit, &s);
+    } else {
+        s.cut = block_cut(p, TEAMS * TEAM);
+        find_unit(cut, unit, &s);
+        s.first = first_part(cut, &s);
+        joins = find_last(cut, &s);
+    }
     row_name name = name_row(p, unit, s.column, row);
     ptx_grid_wait();
     if (!joins || !name.there) {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* mqa_pair.cu: the Hopper attention kernels on quantised tokens by pairs of blocks; names: dims of a token. */
 #define FMLAC_INDEXED_ONLY
+#define FMLAC_EVEN
 #include "sm90a/pair.cuh"
 
 #define PAIR_KERNEL(blocks, dims)                                                                                      \

@@ -45,19 +45,19 @@ static __device__ __forceinline__ float row_factor(float reference, float sum, f
 }
 
 /* lse and maximum of a row go out. */
-static __device__ __forceinline__ void store_scalars(const fmlac_mqa &p, const piece &c, int tile_rows, int row,
+static __device__ __forceinline__ void store_scalars(const fmlac_mqa &p, const piece &c, int row,
                                                      float reference, float max, float sum)
 {
     bool lonely = sum == 0.0f;
     float base2 = reference + log2f(sum);
     max = is_nan(sum) ? sum : max;
-    if (c.place >= 0) {
-        float *scalar = p.cut.partial_scalar + (c.place * tile_rows + row) * 2;
-        scalar[0] = lonely ? -FMLAC_INFINITY : base2;
-        scalar[1] = max;
+    if (row >= c.work.rows) {
         return;
     }
-    if (row >= c.work.rows) {
+    if (c.place >= 0) {
+        float *scalar = p.cut.partial_scalar + (c.place * p.tile_rows + row) * 2;
+        scalar[0] = lonely ? -FMLAC_INFINITY : base2;
+        scalar[1] = max;
         return;
     }
     if (p.lse.data) {
@@ -159,15 +159,15 @@ static __device__ __forceinline__ void store_any(const fmlac_mqa &p, const float
     }
 }
 
-/* Two rows of a thread, `row` and `row` + 8 of a tile of `tile_rows`: 256 output dims from `column0` on. stage: shared
+/* Two rows of a thread, `row` and `row` + 8 of a tile: 256 output dims from `column0` on. stage: shared
  * memory, STAGE_BYTES for each warp, that nobody uses any more, or NO_STAGE. */
-static __device__ __forceinline__ void store_output(const fmlac_mqa &p, const piece &c, int tile_rows, int row,
+static __device__ __forceinline__ void store_output(const fmlac_mqa &p, const piece &c, int row,
                                                     const float o[128], const float factor[2], int column0,
                                                     uint32_t stage)
 {
     if (FMLAC_STAGED && stage != NO_STAGE && c.place >= 0) {
         int first = row / 16 * 16;
-        store_staged(o, factor, p.cut.partial + (c.place * tile_rows + first) * OUT_COLUMNS + column0,
+        store_staged(o, factor, p.cut.partial + (c.place * p.tile_rows + first) * OUT_COLUMNS + column0,
                      (int)c.work.rows - first, stage + ptx_thread() / 32 * STAGE_BYTES);
         return;
     }
@@ -178,7 +178,7 @@ static __device__ __forceinline__ void store_output(const fmlac_mqa &p, const pi
         at[h] = piece_row(p, p.out, c, there[h] ? row + 8 * h : 0);
     }
     if (c.place >= 0) {
-        float *first = p.cut.partial + (c.place * tile_rows + row) * OUT_COLUMNS + column0;
+        float *first = p.cut.partial + (c.place * p.tile_rows + row) * OUT_COLUMNS + column0;
         float *const to[2] = {there[0] ? first : nullptr, there[1] ? first + 8 * OUT_COLUMNS : nullptr};
         store_32(o, factor, to);
     } else if (!p.out.aligned || p.d_v != OUT_COLUMNS) {
@@ -215,11 +215,10 @@ static __device__ __forceinline__ void fetch_sinks(const fmlac_mqa &p, const pie
     }
 }
 
-/* Group 0, the leader, has sums and references; in turns each group has the sums of its own tiles' rounded weights. A
- * group has half of the output dims. Ends a piece: Q's place is free after the barrier in here. */
+/* Group 0, the leader, has sums and references; in turns each group has the sums of its own tiles' rounded weights.
+ * After the barrier in here all know them, and nobody uses Q or tiles any more. */
 template <int BLOCKS, int TURNS>
-static __device__ __forceinline__ void store_rows(const fmlac_mqa &p, const piece &c, float o[128], softmax_rows &rows,
-                                                  plan<BLOCKS> *m, int group, int half)
+static __device__ __forceinline__ void note_rows(softmax_rows &rows, plan<BLOCKS> *m, int group)
 {
     int thread = (int)ptx_thread(), row = thread % 128 / 32 * 16 + thread % 32 / 4, q = thread % 4; /* read anew */
     if (group == 0) {
@@ -241,18 +240,26 @@ static __device__ __forceinline__ void store_rows(const fmlac_mqa &p, const piec
         }
     }
     ptx_barrier_sync(BARRIER_MMA, 256);
+}
+
+/* A group has half of the output dims. Ends a piece. */
+template <int BLOCKS>
+static __device__ __forceinline__ void store_rows(const fmlac_mqa &p, const piece &c, float o[128], plan<BLOCKS> *m,
+                                                  int half)
+{
+    int thread = (int)ptx_thread(), row = thread % 128 / 32 * 16 + thread % 32 / 4; /* read anew */
     if (uniform(c.pieces) > 1 && !join_pieces(p.cut, c, o, m, half)) {
         return;
     }
     if (thread < ROWS) {
-        store_scalars(p, c, ROWS, thread, m->last[thread], m->max[thread], m->sum[thread]);
+        store_scalars(p, c, thread, m->last[thread], m->max[thread], m->sum[thread]);
     }
     float factor[2];
     for (int h = 0; h < 2; h++) {
         int r = row + 8 * h;
         factor[h] = row_factor(m->last[r], m->sum[r], m->taken[0][r] + m->taken[1][r], m->sink[r]);
     }
-    store_output(p, c, ROWS, row, o, factor, half * (OUT_COLUMNS / 2), ptx_shared_address(m->q));
+    store_output(p, c, row, o, factor, half * (OUT_COLUMNS / 2), ptx_shared_address(m->q));
     if (c.place >= 0) {
         ptx_barrier_sync(BARRIER_MMA, 256); /* nobody reads any more where Q will be */
     }

@@ -310,7 +310,7 @@ static __device__ __forceinline__ void pair_finish(const fmlac_pair_sm90a &all, 
     }
     float own = row_factor(reference, sum, taken, sink);
     if (q < 2) {
-        store_scalars(p, c, PAIR_ROWS, row, reference, max, sum);
+        store_scalars(p, c, row, reference, max, sum);
         m->last[turns->piece & 1][row % 64] = own;
     }
     float factor[2] = {__shfl_sync(0xFFFFFFFFu, own, threadIdx.x % 32 & ~1u),
@@ -474,7 +474,7 @@ static __device__ __forceinline__ void pair_consume(const fmlac_pair_sm90a &all,
         } else {
             pair_help<BLOCKS>(all, o, a, v, m, &turns, factor);
         }
-        store_output(p, c, PAIR_ROWS, pair_row(), o, factor, ptx_cluster_rank() * PAIR_DIMS, NO_STAGE);
+        store_output(p, c, pair_row(), o, factor, ptx_cluster_rank() * PAIR_DIMS, NO_STAGE);
         __syncwarp();
         arrive_warp(ptx_shared_address(&m->piece_free[i % PIECES]));
     }

@@ -65,6 +65,58 @@ static __device__ __forceinline__ fmlac_work whole_work(const fmlac_mqa &p, int3
     return w;
 }
 
+/* Whether index lists have equal pieces that the combine kernel joins: files of kernels that do so define FMLAC_EVEN;
+ * for others, equal pieces are joined within clusters. */
+static __device__ __forceinline__ bool is_even(const fmlac_mqa &p)
+{
+#ifdef FMLAC_EVEN
+    return p.pieces > 0;
+#else
+    (void)p;
+    return false;
+#endif
+}
+
+/* Whether each block of a cluster has a piece of one list (together.cuh). */
+static __device__ __forceinline__ bool is_together(const fmlac_mqa &p)
+{
+#ifdef FMLAC_EVEN
+    (void)p;
+    return false;
+#else
+    return p.pieces > 0;
+#endif
+}
+
+#ifdef FMLAC_EVEN
+/* Which piece of which list a worker has. */
+typedef struct even_name {
+    int32_t unit, column, index;
+} even_name;
+
+static __device__ __forceinline__ even_name name_even(const fmlac_mqa &p, int32_t worker)
+{
+    uint32_t columns = (uint32_t)p.cut.columns, part = (uint32_t)worker / columns, unit = part / (uint32_t)p.pieces;
+    even_name name = {(int32_t)unit, worker - (int32_t)(part * columns), (int32_t)part - (int32_t)unit * p.pieces};
+    return name;
+}
+
+/* All of it. */
+static __device__ __forceinline__ void even_work(const fmlac_mqa &p, const even_name &name, fmlac_work *w)
+{
+    int32_t row_tiles = (int32_t)p.cut.row_tiles, tile = name.column;
+    *w = whole_work(p, name.unit);
+    if (p.h_kv > 1) {
+        w->group = (int32_t)((uint32_t)p.h_q / (uint32_t)p.h_kv);
+        w->kv_head = (int32_t)((uint32_t)tile / (uint32_t)row_tiles);
+        tile -= w->kv_head * row_tiles;
+    }
+    int32_t row0 = tile * p.tile_rows, left = w->group - row0;
+    w->row0 = row0;
+    w->rows = left < p.tile_rows ? left : p.tile_rows;
+}
+#endif
+
 /*
  * What the block's first piece is most likely part of, known without lengths: as if all lists were as long as they can
  * be. If it is so (piece.early), Q need not wait for the scout. begin: the piece's first tile, of index lists.
@@ -77,8 +129,22 @@ static __device__ __forceinline__ bool walk_guess(const fmlac_mqa &p, int32_t wo
         *w = whole_work(p, worker);
         return worker < (int32_t)cut.units;
     }
+#ifdef FMLAC_EVEN
+    if (FMLAC_EARLY && p.pieces > 0) {
+        even_name name = name_even(p, worker);
+        *begin = name.index * even_share(&p, cut.longest - cut.overhead);
+        even_work(p, name, w);
+        return name.unit < (int32_t)cut.units;
+    }
+#endif
+    int32_t index = 0;
+    if (is_together(p)) {
+        int32_t list = (int32_t)((uint32_t)worker / (uint32_t)p.pieces);
+        index = worker - list * p.pieces;
+        worker = list;
+    }
     int32_t columns = (int32_t)cut.columns, part = (int32_t)((uint32_t)worker / (uint32_t)columns), unit = part;
-    *begin = 0;
+    *begin = index > 0 ? index * even_share(&p, cut.longest - cut.overhead) : 0;
     if (FMLAC_EARLY == 0 || (is_paged(&p) && p.cu_seqlens_q)) {
         return false;
     }
@@ -120,7 +186,7 @@ static __device__ __forceinline__ void prefetch_list(const fmlac_mqa &p, const f
 /* By `threads` threads, this one of them; a barrier of the block follows. */
 static __device__ __forceinline__ void walk_costs(const fmlac_mqa &p, piece_walk *walk, int thread, int threads)
 {
-    if (p.cut.parts > 0 && p.cut.own) {
+    if (p.cut.parts > 0 && p.cut.own && !is_even(p)) {
         own_costs(&p, walk->own, thread, threads);
     }
 }
@@ -132,7 +198,7 @@ static __device__ __forceinline__ void walk_begin(const fmlac_mqa &p, piece_walk
     int64_t at = worker;
     int32_t column = 0, low = 0, high = 0;
     cut_view cut = {nullptr, 0, 0};
-    if (p.cut.parts > 0) {
+    if (p.cut.parts > 0 && !is_even(p)) {
         int32_t part = (int32_t)quotient(worker, p.cut.columns);
         column = worker - part * (int32_t)p.cut.columns;
         if (p.cut.own) {
@@ -261,6 +327,30 @@ static __device__ __forceinline__ void walk_whole(const fmlac_mqa &p, piece_walk
     __syncwarp();
 }
 
+#ifdef FMLAC_EVEN
+/* The worker's only piece where lists have equal ones. */
+static __device__ __forceinline__ void walk_even(const fmlac_mqa &p, piece_walk *walk, piece *to, int lane)
+{
+    fmlac_work w;
+    even_name name = name_even(p, walk->worker);
+    int32_t tiles = even_tiles(&p), each = even_share(&p, tiles), begin = name.index * each;
+    bool there = walk->at >= 0 && (begin < tiles || name.index == 0);
+    even_work(p, name, &w);
+    if (there) {
+        piece_write(p, w, begin, begin + each, tiles > each ? walk->worker * 2 + (begin == 0) : -1, to, lane);
+    }
+    __syncwarp();
+    if (lane == 0) {
+        to->early = walk->guess == (int32_t)w.first;
+        to->there = there;
+        walk->guess = -1;
+        walk->at = -1;
+    }
+    __syncwarp();
+}
+
+#endif
+
 /* The next piece that has rows. */
 static __device__ __forceinline__ void walk_next(const fmlac_mqa &p, piece_walk *walk, piece *to, int lane)
 {
@@ -271,16 +361,26 @@ static __device__ __forceinline__ void walk_next(const fmlac_mqa &p, piece_walk 
         walk_whole(p, walk, to, lane);
         return;
     }
+#ifdef FMLAC_EVEN
+    if (p.pieces > 0) {
+        walk_even(p, walk, to, lane);
+        return;
+    }
+#endif
     bool there = false;
     int64_t at = walk->at;
-    for (; !there && (cut.parts == 0 ? at < cut.units * cut.columns : at < cut.units && view.starts[at] < walk->high);
+    const int32_t pieces = is_together(p) ? p.pieces : 1;
+    for (; !there && (cut.parts == 0 ? at < cut.units * cut.columns * pieces
+                                     : at < cut.units && view.starts[at] < walk->high);
          at += cut.parts == 0 ? walk->workers : 1) {
         int64_t unit = at, column = walk->column;
         int32_t begin = 0, end = INT32_MAX;
         bool whole = true, empty = false;
         if (cut.parts == 0) {
-            unit = quotient(at, cut.columns);
-            column = at - unit * cut.columns;
+            int64_t list = pieces > 1 ? quotient(at, pieces) : at;
+            unit = quotient(list, cut.columns);
+            column = list - unit * cut.columns;
+            begin = (int32_t)(at - list * pieces); /* number of the piece; tiles below */
         } else {
             int32_t start = view.starts[at], all = view.starts[at + 1] - start - cut.overhead;
             begin = cut_at(&cut, view, start, all, walk->low);
@@ -292,6 +392,11 @@ static __device__ __forceinline__ void walk_next(const fmlac_mqa &p, piece_walk 
         there = !empty && w.rows > 0;
         if (there) {
             work_count(&p, &w);
+            if (pieces > 1) {
+                int32_t each = (int32_t)quotient(w.tiles + pieces - 1, pieces);
+                begin *= each;
+                end = begin + each;
+            }
             bool partial = !whole && !cut.flags;
             piece_write(p, w, begin, end, partial ? walk->worker * 2 + (begin == 0) : -1, to, lane);
             if (lane == 0) {

@@ -61,6 +61,7 @@
 #include "source_codes.cuh"
 #include "source_pages.cuh"
 #include "source_rows.cuh"
+#include "together.cuh"
 #include "turns.cuh"
 
 #define RELAY_REGISTERS_PAGES 216
@@ -261,7 +262,12 @@ static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> 
         if (the::NEXT_Q && group == 1 && p.scale >= 0.0f && uniform((uint32_t)(c.place >> 32)) != 0) {
             start_next_q<BLOCKS>(p, m, i + 1);
         }
-        store_rows<BLOCKS, TURNS>(p, c, o, rows, m, group, group ^ LEADER_HALF);
+        note_rows<BLOCKS, TURNS>(rows, m, group);
+        if (is_together(p)) {
+            join_cluster<BLOCKS>(p, c, o, m, group ^ LEADER_HALF);
+            break; /* there is no other piece */
+        }
+        store_rows<BLOCKS>(p, c, o, m, group ^ LEADER_HALF);
         arrive_together(ptx_shared_address(&m->piece_free[i & 1]));
         uses = uses_after(uses, tiles);
     }
@@ -344,6 +350,11 @@ static __device__ __forceinline__ void relay(const fmlac_mqa_sm90a &all)
             produce_rows<BLOCKS>(p, m);
         } else {
             produce_codes<BLOCKS>(p, m);
+        }
+        if (is_together(p)) { /* where those who multiply join the pieces */
+            __syncwarp();
+            ptx_cluster_sync();
+            ptx_cluster_sync();
         }
     }
 }

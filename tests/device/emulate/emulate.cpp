@@ -42,16 +42,16 @@ struct warp {
 #define STACK_BYTES  (256 * 1024)
 #define SHARED_BYTES (232448)
 
-static fibre fibres[1024];
-static warp warps[32];
+static fibre fibres[8192];
+static warp warps[256];
 static int thread_count, block_threads; /* of the cluster, of a block */
 static struct block_barrier {
     int arrived, sum, result;
-} block_barriers[2];
+} block_barriers[16];
 static void *scheduler_stack;
 static void (*entry)(void);
 static fibre *running;
-alignas(1024) static unsigned char shared[2][SHARED_BYTES];
+alignas(1024) static unsigned char shared[16][SHARED_BYTES];
 static uint32_t seed = emu_seed(1);
 
 emu_thread *emu_current;

@@ -153,6 +153,13 @@ template <typename T> static inline T __shfl_xor_sync(uint32_t, T x, int step)
 {
     return emu_shuffle_any(x, (int)(threadIdx.x % 32) ^ step);
 }
+static inline uint32_t __reduce_add_sync(uint32_t m, uint32_t x)
+{
+    for (int step = 1; step < 32; step *= 2) {
+        x += __shfl_xor_sync(m, x, step);
+    }
+    return x;
+}
 template <typename T> static inline T __shfl_sync(uint32_t, T x, int lane)
 {
     return emu_shuffle_any(x, lane);

@@ -109,7 +109,7 @@ bool ptx_mbarrier_try(uint32_t barrier, uint32_t parity)
 static struct named {
     int arrived, threads;
     unsigned generation;
-} named[2][16];
+} named[16][16];
 
 void ptx_barrier_arrive(int id, int threads)
 {
@@ -277,6 +277,21 @@ void ptx_mbarrier_arrive_remote(uint32_t remote)
     arrive(barrier_in(remote_block(remote), remote & 0xFFFFFF));
 }
 
+float ptx_load_remote(uint32_t remote)
+{
+    float x;
+    memcpy(&x, remote_block(remote) + (remote & 0xFFFFFF), sizeof x);
+    return x;
+}
+
+void ptx_load_remote_128(float x[4], uint32_t remote)
+{
+    if (remote % 16) {
+        fail("misaligned remote load");
+    }
+    memcpy(x, remote_block(remote) + (remote & 0xFFFFFF), 16);
+}
+
 void ptx_store_remote_128(uint32_t remote, const float x[4], uint32_t remote_barrier)
 {
     if (remote_block(remote) != remote_block(remote_barrier) || remote % 16) {
@@ -303,8 +318,8 @@ struct product {
     long group;
 };
 
-static std::vector<product> products[32];
-static long groups[32];
+static std::vector<product> products[256];
+static long groups[256];
 
 static float number(uint32_t bits, bool f16)
 {
@@ -477,7 +492,7 @@ void emu_hopper_begin(void)
     late.clear();
     memset(named, 0, sizeof named);
     cluster_barrier = {};
-    for (int i = 0; i < 32; i++) {
+    for (int i = 0; i < 256; i++) {
         products[i].clear();
         groups[i] = 0;
     }

@@ -128,6 +128,13 @@ cudaError_t cudaFuncSetAttribute(const void *function, enum cudaFuncAttribute at
     return value <= shared_bytes() ? cudaSuccess : cudaErrorInvalidValue;
 }
 
+cudaError_t cudaOccupancyMaxActiveClusters(int *count, const void *function, const cudaLaunchConfig_t *config)
+{
+    (void)function;
+    *count = processors() / (int)config->attrs[0].val.clusterDim.x;
+    return cudaSuccess;
+}
+
 static uint64_t nanoseconds(void)
 {
     struct timespec t;
@@ -161,8 +168,8 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *fu
             cluster = config->attrs[i].val.clusterDim.x;
         }
     }
-    if (config->dynamicSmemBytes > (size_t)shared_bytes() || grid.x == 0 || cluster == 0 || cluster > 2 ||
-        grid.x % cluster != 0 || block.x * cluster > 1024) {
+    if (config->dynamicSmemBytes > (size_t)shared_bytes() || grid.x == 0 || cluster == 0 || cluster > 16 ||
+        grid.x % cluster != 0 || block.x > 1024 || block.x * cluster > 8192) {
         last = cudaErrorInvalidValue;
         return last;
     }

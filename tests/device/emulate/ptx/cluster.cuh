@@ -13,5 +13,7 @@ static inline void ptx_cluster_sync_barriers(void)
     ptx_cluster_sync();
 }
 void ptx_store_remote_128(uint32_t remote, const float x[4], uint32_t remote_barrier);
+float ptx_load_remote(uint32_t remote);
+void ptx_load_remote_128(float x[4], uint32_t remote);
 
 #endif
