@@ -118,12 +118,12 @@ static __device__ __forceinline__ uint32_t lead(float o[128], softmax_rows &rows
         publish<BLOCKS>(a, rows, v.weights_at, m, slot, LEADER);
         ptx_barrier_arrive(BARRIER_WEIGHTS + slot, 256);
         start_values_rs<F16, the::WIDE>(o, a, v.values[LEADER_HALF]);
-        add_taken<F16>(a, rows); /* beside them */
-        if (the::PAGES) {
-            swap_taken(rows);
-        }
         if (p.max_logits.data) {
             raise_max(s, top);
+        }
+        add_taken<F16>(a, rows); /* beside the products */
+        if (the::PAGES) {
+            swap_taken(rows);
         }
         ptx_wgmma_wait<0>();
         ptx_wgmma_hold<128>(o);
@@ -268,7 +268,7 @@ static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> 
             break; /* there is no other piece */
         }
         store_rows<BLOCKS>(p, c, o, m, group ^ LEADER_HALF);
-        arrive_together(ptx_shared_address(&m->piece_free[i & 1]));
+        arrive_together_anew(ptx_shared_address(&m->piece_free[i & 1]));
         uses = uses_after(uses, tiles);
     }
 }
