@@ -113,7 +113,7 @@ typedef struct fmlac_cut {
     int32_t longest;       /* cost of a unit whose list is as long as it can be */
     int32_t join;          /* what one part more costs all others, in tiles / 256 */
     int32_t own;           /* blocks find the cut by themselves: units <= FMLAC_OWN_UNITS; 0: the plan kernel does */
-    int32_t whole;         /* direct, one column, and all lists are as long as they can be: nothing need be looked up */
+    int32_t whole;         /* direct, one KV head, all lists as long as they can be: nothing need be looked up */
     int32_t *starts;       /* workspace: units + 1 costs before each unit, cost of a part, tiles of a piece at least */
     float *partial;        /* workspace: blocks * 2 results of rows * d_pad floats */
     float *partial_scalar; /* blocks * 2 * rows pairs (lse in base 2, maximum) */

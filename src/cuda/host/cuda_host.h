@@ -17,18 +17,18 @@
 typedef struct fmlac_state {
     fmlai_allocator allocator;
     int device;
-    int processors;        /* multiprocessors */
-    int capability;        /* 10 * major + minor */
-    int shared_block;      /* bytes of shared memory that a block may have: the device's, or the profile's if smaller */
-    int shared_processor;  /* bytes of a multiprocessor */
+    int processors;       /* multiprocessors */
+    int capability;       /* 10 * major + minor */
+    int shared_block;     /* bytes of shared memory that a block may have: the device's, or the profile's if smaller */
+    int shared_processor; /* bytes of a multiprocessor */
     int64_t l2_bytes;
-    bool dependent_launch; /* programmatic dependent launch: sm_90 and up */
-    bool check;            /* FLASHMLA_CHECK=1 */
-    fmlac_report *report;  /* device memory, with check only */
-    bool hopper;             /* the kernels of sm90a/ may be used */
-    bool pairs;              /* and those of pairs of blocks */
+    bool dependent_launch;        /* programmatic dependent launch: sm_90 and up */
+    bool check;                   /* FLASHMLA_CHECK=1 */
+    fmlac_report *report;         /* device memory, with check only */
+    bool hopper;                  /* the kernels of sm90a/ may be used */
+    bool pairs;                   /* and those of pairs of blocks */
     int clusters[FMLAC_CLUSTERS]; /* of 2, 4, 8, 16 blocks that run at a time */
-    void *encode_tensor_map; /* the driver's cuTensorMapEncodeTiled; NULL: no TMA */
+    void *encode_tensor_map;      /* the driver's cuTensorMapEncodeTiled; NULL: no TMA */
 } fmlac_state;
 
 /* A tiled attention kernel. */
@@ -77,6 +77,8 @@ fmla_status fmlac_check_mqa(const fmlac_state *state, const fmlac_mqa *p, const 
 void fmlac_hopper_open(fmlac_state *state, int32_t wanted);
 /* The kernel of blocks that work alone for what pairs would do, NULL: none. */
 const fmlac_kernel *fmlac_hopper_alone(const fmlac_mqa *p);
+/* Whether it can work in clusters whose blocks share a list (sm90a/together.cuh). */
+bool fmlac_hopper_together(const fmlac_kernel *kernel, const fmlac_mqa *p);
 /* How many clusters the device runs at a time, which is current. */
 void fmlac_hopper_clusters(fmlac_state *state);
 /* The kernel for a description, NULL: the portable ones. */

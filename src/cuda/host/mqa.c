@@ -338,7 +338,7 @@ static int64_t best_clusters(const fmlac_state *state, const decision *d, const 
     int64_t all = rows_of_list(p), lists = lists_of(p) * p->h_kv, best = INT64_MAX;
     int64_t tiles = fmlac_ceil(longest_list(p), p->tile_tokens);
     *blocks = 0;
-    for (int i = 0; i < FMLAC_CLUSTERS && d->kernel->cluster == 0 && lists > 0; i++) {
+    for (int i = 0; i < FMLAC_CLUSTERS && fmlac_hopper_together(d->kernel, p) && lists > 0; i++) {
         int64_t columns = state->clusters[i] / lists, most = columns > 0 ? fmlac_ceil(all, columns) : 0;
         int64_t time = fmlac_ceil(tiles, 2 << i) * tile_time(d, p) + most * CLUSTER_ROW_TIME;
         if (most > 0 && most <= d->kernel->rows && time < best) {
@@ -424,7 +424,7 @@ static void cut_work(const fmlac_state *state, const decision *d, fmlac_mqa *p)
     if (cut->parts > 0 && lists_even(d, p)) {
         cut_evenly(state, d, p);
     }
-    cut->whole = cut->parts == 0 && cut->columns == 1 && lists_equal(p) && p->pieces == 0;
+    cut->whole = cut->parts == 0 && p->h_kv == 1 && lists_equal(p) && p->pieces == 0;
 }
 
 /* What a call is given to. Lists for pairs may be done sooner by clusters of blocks that work alone. */
@@ -552,12 +552,12 @@ static fmla_status run_tiled(const fmlac_state *state, const decision *d, fmlac_
     attend.dependent = planned;
     int64_t few = p->cut.units < p->cut.parts || p->pieces > 0 ? p->cut.units : p->cut.parts;
     bool many = p->cut.units > 0 && p->cut.parts >= MANY_PIECES * p->cut.units;
-    fmlac_launch combine = {
-        .kernel = many ? (const void *)fmlak_mqa_combine_many_sm80 : (const void *)fmlak_mqa_combine_sm80,
-        .name = many ? "fmlak_mqa_combine_many_sm80" : "fmlak_mqa_combine_sm80",
-        .blocks = p->cut.columns * (many ? p->cut.units * p->tile_rows : few * (p->tile_rows / 8)),
-        .threads = many ? 512 : 256,
-        .dependent = true};
+    fmlac_launch combine = {.kernel =
+                                many ? (const void *)fmlak_mqa_combine_many_sm80 : (const void *)fmlak_mqa_combine_sm80,
+                            .name = many ? "fmlak_mqa_combine_many_sm80" : "fmlak_mqa_combine_sm80",
+                            .blocks = p->cut.columns * (many ? p->cut.units * p->tile_rows : few * (p->tile_rows / 8)),
+                            .threads = many ? 512 : 256,
+                            .dependent = true};
     fmla_status status = planned ? fmlac_enqueue(state, call, &plan, p) : FMLA_OK;
     if (status == FMLA_OK) {
         status = enqueue_attention(state, d, &attend, p, call);

@@ -13,8 +13,9 @@
 
 #include "../sm90a/params.h"
 
-#define SHORT_MAX  (INT32_MAX - 4096) /* the kernels count positions, slots and rows in 32 bits */
-#define SHARED_MAX 232448
+#define SHORT_MAX     (INT32_MAX - 4096) /* the kernels count positions, slots and rows in 32 bits */
+#define SHARED_MAX    232448
+#define L2_POOL_BYTES ((int64_t)40 << 20) /* of a pool that stays in L2 beside the rest of a call */
 
 extern void fmlak_mqa_pages_bf16_512_sm90a(void);
 extern void fmlak_mqa_pages_bf16_576_sm90a(void);
@@ -28,6 +29,10 @@ extern void fmlak_mqa_rows_bf16_512_sm90a(void);
 extern void fmlak_mqa_rows_bf16_576_sm90a(void);
 extern void fmlak_mqa_rows_f16_512_sm90a(void);
 extern void fmlak_mqa_rows_f16_576_sm90a(void);
+extern void fmlak_mqa_rows_turns_bf16_512_sm90a(void);
+extern void fmlak_mqa_rows_turns_bf16_576_sm90a(void);
+extern void fmlak_mqa_rows_turns_f16_512_sm90a(void);
+extern void fmlak_mqa_rows_turns_f16_576_sm90a(void);
 extern void fmlak_mqa_codes_bf16_512_sm90a(void);
 extern void fmlak_mqa_codes_bf16_576_sm90a(void);
 extern void fmlak_mqa_pair_bf16_512_sm90a(void);
@@ -42,14 +47,18 @@ extern void fmlak_mqa_pair_bf16_576_sm90a(void);
         name, #name, FMLA_BF16, FMLAC_HOPPER_ROWS, FMLAC_CODES_TOKENS, 16, 227, 0                                      \
     }
 
-/* [source: pages, pages with tiles in turn, rows, codes][dtype: bf16, fp16][dims: 512, 576] */
-static const fmlac_kernel kernels[4][2][2] = {
+/* [source: pages, pages with tiles in turn, rows, rows in turn, codes][dtype: bf16, fp16][dims: 512, 576] */
+static const fmlac_kernel kernels[5][2][2] = {
     {{HOPPER(fmlak_mqa_pages_bf16_512_sm90a, FMLA_BF16, 12), HOPPER(fmlak_mqa_pages_bf16_576_sm90a, FMLA_BF16, 12)},
      {HOPPER(fmlak_mqa_pages_f16_512_sm90a, FMLA_F16, 12), HOPPER(fmlak_mqa_pages_f16_576_sm90a, FMLA_F16, 12)}},
     {{HOPPER(fmlak_mqa_turns_bf16_512_sm90a, FMLA_BF16, 12), HOPPER(fmlak_mqa_turns_bf16_576_sm90a, FMLA_BF16, 12)},
      {HOPPER(fmlak_mqa_turns_f16_512_sm90a, FMLA_F16, 12), HOPPER(fmlak_mqa_turns_f16_576_sm90a, FMLA_F16, 12)}},
     {{HOPPER(fmlak_mqa_rows_bf16_512_sm90a, FMLA_BF16, 12), HOPPER(fmlak_mqa_rows_bf16_576_sm90a, FMLA_BF16, 12)},
      {HOPPER(fmlak_mqa_rows_f16_512_sm90a, FMLA_F16, 12), HOPPER(fmlak_mqa_rows_f16_576_sm90a, FMLA_F16, 12)}},
+    {{HOPPER(fmlak_mqa_rows_turns_bf16_512_sm90a, FMLA_BF16, 12),
+      HOPPER(fmlak_mqa_rows_turns_bf16_576_sm90a, FMLA_BF16, 12)},
+     {HOPPER(fmlak_mqa_rows_turns_f16_512_sm90a, FMLA_F16, 12),
+      HOPPER(fmlak_mqa_rows_turns_f16_576_sm90a, FMLA_F16, 12)}},
     {{CODES(fmlak_mqa_codes_bf16_512_sm90a), CODES(fmlak_mqa_codes_bf16_576_sm90a)}},
 };
 
@@ -60,7 +69,7 @@ static const fmlac_kernel kernels[4][2][2] = {
     }
 static const fmlac_kernel pairs[2] = {PAIR(fmlak_mqa_pair_bf16_512_sm90a), PAIR(fmlak_mqa_pair_bf16_576_sm90a)};
 
-enum { FROM_PAGES, IN_TURNS, FROM_ROWS, FROM_CODES };
+enum { FROM_PAGES, IN_TURNS, FROM_ROWS, ROWS_IN_TURNS, FROM_CODES };
 
 typedef CUresult (*encode_tiled)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
                                  const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
@@ -153,7 +162,7 @@ static bool pair_reads(const fmlac_list *list)
 static bool strides_fit(const uint64_t strides[3])
 {
     for (int i = 0; i < 3; i++) {
-        if (strides[i] == 0 || strides[i] >= (uint64_t)1 << 40) {
+        if (strides[i] == 0 || strides[i] % 16 != 0 || strides[i] >= (uint64_t)1 << 40) {
             return false;
         }
     }
@@ -161,12 +170,17 @@ static bool strides_fit(const uint64_t strides[3])
 }
 
 /* Of heads, query tokens and requests, in bytes. */
-static void query_strides(const fmlac_mqa *p, uint64_t strides[3])
+static void row_strides(const fmlac_mqa *p, const fmlac_rows *rows, uint64_t strides[3])
 {
-    const int64_t *stride = p->q.stride;
+    const int64_t *stride = rows->stride;
     strides[0] = 2 * (uint64_t)stride[2];
     strides[1] = 2 * (uint64_t)stride[p->s_q > 1 ? 1 : 2];
     strides[2] = 2 * (uint64_t)stride[p->num_tokens > p->s_q ? 0 : 2];
+}
+
+static void query_strides(const fmlac_mqa *p, uint64_t strides[3])
+{
+    row_strides(p, &p->q, strides);
 }
 
 /* More than 64 heads of quantised tokens: two blocks share the expanding. */
@@ -206,6 +220,15 @@ static bool takes_turns(const fmlac_mqa *p)
     return queries * (p->h_q / p->h_kv) > 2 * FMLAC_HOPPER_ROWS;
 }
 
+/* The same for index lists: whether many blocks attend tokens of a pool that L2 holds. */
+static bool rows_take_turns(const fmlac_state *state, const fmlac_mqa *p)
+{
+    const fmlac_pool *pool = &p->main.pool;
+    return p->main.kind == FMLAC_LIST_INDEXED && p->extra.kind == FMLAC_LIST_NONE &&
+           p->num_tokens >= state->processors &&
+           pool->num_pages * pool->page_size <= L2_POOL_BYTES / (2 * p->d_qk * p->h_kv);
+}
+
 const fmlac_kernel *fmlac_hopper_choose(const fmlac_state *state, const fmlac_mqa *p)
 {
     int wide = p->d_qk > 512, f16 = p->q.dtype == FMLAC_F16;
@@ -227,7 +250,16 @@ const fmlac_kernel *fmlac_hopper_choose(const fmlac_state *state, const fmlac_mq
     page_strides(p, strides);
     bool pages = p->main.kind == FMLAC_LIST_PAGED && p->main.pool.page_size % FMLAC_HOPPER_TOKENS == 0 &&
                  p->main.pool.aligned && state->encode_tensor_map && strides_fit(strides);
-    return &kernels[!pages ? FROM_ROWS : takes_turns(p) ? IN_TURNS : FROM_PAGES][f16][wide];
+    int source =
+        pages ? (takes_turns(p) ? IN_TURNS : FROM_PAGES) : (rows_take_turns(state, p) ? ROWS_IN_TURNS : FROM_ROWS);
+    return &kernels[source][f16][wide];
+}
+
+bool fmlac_hopper_together(const fmlac_kernel *kernel, const fmlac_mqa *p)
+{
+    bool wide = p->d_qk > 512, f16 = p->q.dtype == FMLAC_F16;
+    bool pages = kernel == &kernels[FROM_PAGES][f16][wide] || kernel == &kernels[IN_TURNS][f16][wide];
+    return (pages && p->main.pool.num_pages > 0) || kernel == &kernels[FROM_CODES][0][wide];
 }
 
 const fmlac_kernel *fmlac_hopper_alone(const fmlac_mqa *p)
@@ -274,6 +306,33 @@ static bool encode_queries(const fmlac_state *state, const fmlac_mqa *p, fmlac_p
     return true;
 }
 
+/* Rows of 16-bit numbers as [batch][s_q][h_q][dims], in boxes of `heads` heads x 64 dims. */
+static bool encode_rows(const fmlac_state *state, const fmlac_mqa *p, const fmlac_rows *rows, int32_t dims,
+                        uint32_t heads, fmlac_tensor_map *map)
+{
+    encode_tiled encode = (encode_tiled)state->encode_tensor_map;
+    cuuint64_t sizes[4] = {(cuuint64_t)dims, (cuuint64_t)p->h_q, (cuuint64_t)p->s_q,
+                           (cuuint64_t)fmlac_ceil(p->num_tokens, p->s_q)};
+    uint64_t strides[3];
+    cuuint32_t box[4] = {64, heads, 1, 1}, steps[4] = {1, 1, 1, 1};
+    row_strides(p, rows, strides);
+    return encode && strides_fit(strides) &&
+           encode((CUtensorMap *)map,
+                  rows->dtype == FMLAC_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4,
+                  rows->data, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+/* Index lists of rows: Q and output by TMA, where maps can describe them (border.cuh). A warp stores boxes of 16 heads,
+ * which must not reach into another KV head's. */
+static void encode_border(const fmlac_state *state, const fmlac_mqa *p, fmlac_mqa_sm90a *to)
+{
+    bool indexed = p->main.kind == FMLAC_LIST_INDEXED, apart = p->h_kv == 1 || p->h_q / p->h_kv % 16 == 0;
+    to->has_q = indexed && p->scale > 0.0f && encode_rows(state, p, &p->q, (int32_t)p->d_qk, 64, &to->q);
+    to->has_out = indexed && apart && p->d_v == 512 && p->out.dtype == p->q.dtype && (uintptr_t)p->out.data % 16 == 0 &&
+                  encode_rows(state, p, &p->out, 512, 16, &to->out);
+}
+
 static fmla_status enqueue_pairs(const fmlac_state *state, const fmlai_call *call, fmlac_launch *launch,
                                  const fmlac_mqa *p)
 {
@@ -292,10 +351,17 @@ fmla_status fmlac_hopper_enqueue(const fmlac_state *state, const fmlai_call *cal
     fmlac_mqa_sm90a all;
     int wide = p->d_qk > 512, f16 = p->q.dtype == FMLAC_F16;
     memset(&all.pages, 0, sizeof all.pages);
+    memset(&all.q, 0, sizeof all - offsetof(fmlac_mqa_sm90a, q));
     all.mqa = *p;
     bool pages = kernel == &kernels[FROM_PAGES][f16][wide] || kernel == &kernels[IN_TURNS][f16][wide];
     if (pages && !encode_pages(state, p, &all.pages)) {
+        if (p->pieces > 0) {
+            return fmlai_fail(call->error, FMLA_ERROR_DEVICE, "%s: no tensor map of the pages", kernel->name);
+        }
         kernel = &kernels[FROM_ROWS][f16][wide];
+    }
+    if (kernel == &kernels[FROM_ROWS][f16][wide] || kernel == &kernels[ROWS_IN_TURNS][f16][wide]) {
+        encode_border(state, p, &all);
     }
     launch->kernel = (const void *)kernel->function;
     launch->name = kernel->name;
@@ -350,6 +416,13 @@ const fmlac_kernel *fmlac_hopper_alone(const fmlac_mqa *p)
 {
     (void)p;
     return NULL;
+}
+
+bool fmlac_hopper_together(const fmlac_kernel *kernel, const fmlac_mqa *p)
+{
+    (void)kernel;
+    (void)p;
+    return false;
 }
 
 #endif

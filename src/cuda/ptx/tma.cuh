@@ -26,6 +26,27 @@ PTX_INLINE void ptx_tma_load_4d(uint32_t shared, const void *map, uint32_t barri
                  : "memory");
 }
 
+/* A box of shared memory, laid out as loads leave it, to (x, y, z, w); elements outside the tensor are left out. Shared
+ * memory written by ordinary stores wants ptx_fence_async_proxy before. */
+PTX_INLINE void ptx_tma_store_4d(const void *map, uint32_t shared, int32_t x, int32_t y, int32_t z, int32_t w)
+{
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+                 "r"(shared), "r"(x), "r"(y), "r"(z), "r"(w)
+                 : "memory");
+}
+
+/* This thread's stores so far become a group. */
+PTX_INLINE void ptx_tma_commit(void)
+{
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+/* All but PENDING of its newest groups have read shared memory. */
+template <int PENDING> PTX_INLINE void ptx_tma_wait_read(void)
+{
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
+
 /* A run of bytes; both addresses and the size are multiples of 16. */
 PTX_INLINE void ptx_bulk_load(uint32_t shared, const void *global, uint32_t bytes, uint32_t barrier)
 {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* mqa_bf16.cu: the Hopper attention kernels on bf16 tiles; names: token source, dims of a token in shared memory. */
+/* mqa_bf16.cu: the Hopper attention kernels on pages of bf16 numbers; names: order, dims of a token in shared memory.
+ */
 #include "sm90a/relay.cuh"
 
 #define RELAY_KERNEL(name, blocks, source, turns)                                                                      \
@@ -12,5 +13,3 @@ RELAY_KERNEL(fmlak_mqa_pages_bf16_512_sm90a, 8, SOURCE_PAGES, 0)
 RELAY_KERNEL(fmlak_mqa_pages_bf16_576_sm90a, 9, SOURCE_PAGES, 0)
 RELAY_KERNEL(fmlak_mqa_turns_bf16_512_sm90a, 8, SOURCE_PAGES, 1)
 RELAY_KERNEL(fmlak_mqa_turns_bf16_576_sm90a, 9, SOURCE_PAGES, 1)
-RELAY_KERNEL(fmlak_mqa_rows_bf16_512_sm90a, 8, SOURCE_ROWS, 0)
-RELAY_KERNEL(fmlak_mqa_rows_bf16_576_sm90a, 9, SOURCE_ROWS, 0)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* mqa_f16.cu: the Hopper attention kernels on fp16 tiles; names: token source, dims of a token in shared memory. */
+/* mqa_f16.cu: the Hopper attention kernels on pages of fp16 numbers; names: order, dims of a token in shared memory. */
 #include "sm90a/relay.cuh"
 
 #define RELAY_KERNEL(name, blocks, source, turns)                                                                      \
@@ -12,5 +12,3 @@ RELAY_KERNEL(fmlak_mqa_pages_f16_512_sm90a, 8, SOURCE_PAGES, 0)
 RELAY_KERNEL(fmlak_mqa_pages_f16_576_sm90a, 9, SOURCE_PAGES, 0)
 RELAY_KERNEL(fmlak_mqa_turns_f16_512_sm90a, 8, SOURCE_PAGES, 1)
 RELAY_KERNEL(fmlak_mqa_turns_f16_576_sm90a, 9, SOURCE_PAGES, 1)
-RELAY_KERNEL(fmlak_mqa_rows_f16_512_sm90a, 8, SOURCE_ROWS, 0)
-RELAY_KERNEL(fmlak_mqa_rows_f16_576_sm90a, 9, SOURCE_ROWS, 0)

@@ -45,8 +45,8 @@ static __device__ __forceinline__ float row_factor(float reference, float sum, f
 }
 
 /* lse and maximum of a row go out. */
-static __device__ __forceinline__ void store_scalars(const fmlac_mqa &p, const piece &c, int row,
-                                                     float reference, float max, float sum)
+static __device__ __forceinline__ void store_scalars(const fmlac_mqa &p, const piece &c, int row, float reference,
+                                                     float max, float sum)
 {
     bool lonely = sum == 0.0f;
     float base2 = reference + log2f(sum);
@@ -161,9 +161,8 @@ static __device__ __forceinline__ void store_any(const fmlac_mqa &p, const float
 
 /* Two rows of a thread, `row` and `row` + 8 of a tile: 256 output dims from `column0` on. stage: shared
  * memory, STAGE_BYTES for each warp, that nobody uses any more, or NO_STAGE. */
-static __device__ __forceinline__ void store_output(const fmlac_mqa &p, const piece &c, int row,
-                                                    const float o[128], const float factor[2], int column0,
-                                                    uint32_t stage)
+static __device__ __forceinline__ void store_output(const fmlac_mqa &p, const piece &c, int row, const float o[128],
+                                                    const float factor[2], int column0, uint32_t stage)
 {
     if (FMLAC_STAGED && stage != NO_STAGE && c.place >= 0) {
         int first = row / 16 * 16;
@@ -215,23 +214,21 @@ static __device__ __forceinline__ void fetch_sinks(const fmlac_mqa &p, const pie
     }
 }
 
-/* Group 0, the leader, has sums and references; in turns each group has the sums of its own tiles' rounded weights.
- * After the barrier in here all know them, and nobody uses Q or tiles any more. */
+/* Sums, references and maxima of a piece for everybody: the leader's, group 0. In turns each group has the sums of its
+ * own tiles' rounded weights. */
 template <int BLOCKS, int TURNS>
-static __device__ __forceinline__ void note_rows(softmax_rows &rows, plan<BLOCKS> *m, int group)
+static __device__ __forceinline__ void share_sums(softmax_rows &rows, plan<BLOCKS> *m, int group)
 {
-    int thread = (int)ptx_thread(), row = thread % 128 / 32 * 16 + thread % 32 / 4, q = thread % 4; /* read anew */
+    int thread = (int)ptx_thread(), row = thread % 128 / 32 * 16 + thread % 32 / 4; /* read anew */
     if (group == 0) {
         join_sums(rows);
-        if (q == 0) {
-            for (int h = 0; h < 2; h++) {
-                m->sum[row + 8 * h] = rows.sum[h];
-                m->last[row + 8 * h] = rows.reference[h];
-                m->max[row + 8 * h] = rows.max[h];
-            }
-        }
     }
-    for (int h = 0; h < 2 && q == 0; h++) {
+    for (int h = 0; h < 2 && thread % 4 == 0; h++) {
+        if (group == 0) {
+            m->sum[row + 8 * h] = rows.sum[h];
+            m->last[row + 8 * h] = rows.reference[h];
+            m->max[row + 8 * h] = rows.max[h];
+        }
         if (TURNS || group == 0) {
             m->taken[group][row + 8 * h] = rows.taken[h];
         }
@@ -239,13 +236,20 @@ static __device__ __forceinline__ void note_rows(softmax_rows &rows, plan<BLOCKS
             m->taken[1][row + 8 * h] = rows.other[h];
         }
     }
+}
+
+/* After the barrier in here all know them, and nobody uses Q or tiles any more. */
+template <int BLOCKS, int TURNS>
+static __device__ __forceinline__ void note_rows(softmax_rows &rows, plan<BLOCKS> *m, int group)
+{
+    share_sums<BLOCKS, TURNS>(rows, m, group);
     ptx_barrier_sync(BARRIER_MMA, 256);
 }
 
-/* A group has half of the output dims. Ends a piece. */
+/* A group has half of the output dims. Ends a piece. stage: as store_output wants it. */
 template <int BLOCKS>
 static __device__ __forceinline__ void store_rows(const fmlac_mqa &p, const piece &c, float o[128], plan<BLOCKS> *m,
-                                                  int half)
+                                                  int half, uint32_t stage)
 {
     int thread = (int)ptx_thread(), row = thread % 128 / 32 * 16 + thread % 32 / 4; /* read anew */
     if (uniform(c.pieces) > 1 && !join_pieces(p.cut, c, o, m, half)) {
@@ -259,9 +263,9 @@ static __device__ __forceinline__ void store_rows(const fmlac_mqa &p, const piec
         int r = row + 8 * h;
         factor[h] = row_factor(m->last[r], m->sum[r], m->taken[0][r] + m->taken[1][r], m->sink[r]);
     }
-    store_output(p, c, row, o, factor, half * (OUT_COLUMNS / 2), ptx_shared_address(m->q));
+    store_output(p, c, row, o, factor, half * (OUT_COLUMNS / 2), stage);
     if (c.place >= 0) {
-        ptx_barrier_sync(BARRIER_MMA, 256); /* nobody reads any more where Q will be */
+        ptx_barrier_sync(BARRIER_MMA, 256); /* nobody reads the stage any more */
     }
 }
 

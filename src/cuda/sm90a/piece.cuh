@@ -57,11 +57,19 @@ typedef struct piece_walk {
     int32_t own[OWN_UNITS + 1]; /* costs that the block finds by itself */
 } piece_walk;
 
-/* The work of a unit of a call that is `whole`. */
-static __device__ __forceinline__ fmlac_work whole_work(const fmlac_mqa &p, int32_t unit)
+/* Of a call that is `whole`: how many pieces there are, and the work of one. */
+static __device__ __forceinline__ int32_t whole_pieces(const fmlac_mqa &p)
+{
+    return (int32_t)p.cut.units * (int32_t)p.cut.columns;
+}
+
+static __device__ __forceinline__ fmlac_work whole_work(const fmlac_mqa &p, int32_t at)
 {
     int32_t extra = p.extra.kind == FMLAC_LIST_INDEXED ? (int32_t)p.extra.topk : 0;
-    fmlac_work w = {0, unit, 1, 0, p.h_q, 0, p.h_q, p.cut.longest - p.cut.overhead, p.main.topk, extra};
+    int32_t columns = (int32_t)p.cut.columns, unit = (int32_t)((uint32_t)at / (uint32_t)columns);
+    int32_t most = (int32_t)p.tile_rows, row0 = (at - unit * columns) * most, left = p.h_q - row0;
+    fmlac_work w = {0,           unit, 1, row0, left < most ? left : most, 0, p.h_q, p.cut.longest - p.cut.overhead,
+                    p.main.topk, extra};
     return w;
 }
 
@@ -80,7 +88,7 @@ static __device__ __forceinline__ bool is_even(const fmlac_mqa &p)
 /* Whether each block of a cluster has a piece of one list (together.cuh). */
 static __device__ __forceinline__ bool is_together(const fmlac_mqa &p)
 {
-#ifdef FMLAC_EVEN
+#if defined FMLAC_EVEN || defined FMLAC_ALONE
     (void)p;
     return false;
 #else
@@ -127,7 +135,7 @@ static __device__ __forceinline__ bool walk_guess(const fmlac_mqa &p, int32_t wo
     if (FMLAC_EARLY && cut.whole) {
         *begin = 0;
         *w = whole_work(p, worker);
-        return worker < (int32_t)cut.units;
+        return worker < whole_pieces(p);
     }
 #ifdef FMLAC_EVEN
     if (FMLAC_EARLY && p.pieces > 0) {
@@ -305,24 +313,24 @@ static __device__ __forceinline__ void find_pieces(const fmlac_cut &cut, const p
 /* The next piece of a call that is `whole`: much less to do, and so to fetch, before the first tokens set out. */
 static __device__ __forceinline__ void walk_whole(const fmlac_mqa &p, piece_walk *walk, piece *to, int lane)
 {
-    int32_t unit = (int32_t)walk->at;
+    int32_t at = (int32_t)walk->at;
 #ifndef FMLAC_INDEXED_ONLY
     to->seen[lane] = to->seen[lane + 32] = INT32_MAX;
 #endif
     __syncwarp();
     if (lane == 0) {
-        fmlac_work w = whole_work(p, unit);
+        fmlac_work w = whole_work(p, at);
         to->work = w;
         to->place = -1;
         to->pieces = 1;
         to->begin = 0;
         to->end = (int32_t)w.tiles;
         to->all_see = INT32_MAX;
-        place_token(p, to, unit);
-        to->early = walk->guess == unit;
-        to->there = unit < (int32_t)p.cut.units;
+        place_token(p, to, w.first);
+        to->early = walk->guess == (int32_t)w.first;
+        to->there = at < whole_pieces(p);
         walk->guess = -1;
-        walk->at = unit + walk->workers;
+        walk->at = at + walk->workers;
     }
     __syncwarp();
 }
@@ -370,8 +378,8 @@ static __device__ __forceinline__ void walk_next(const fmlac_mqa &p, piece_walk 
     bool there = false;
     int64_t at = walk->at;
     const int32_t pieces = is_together(p) ? p.pieces : 1;
-    for (; !there && (cut.parts == 0 ? at < cut.units * cut.columns * pieces
-                                     : at < cut.units && view.starts[at] < walk->high);
+    for (; !there &&
+           (cut.parts == 0 ? at < cut.units * cut.columns * pieces : at < cut.units && view.starts[at] < walk->high);
          at += cut.parts == 0 ? walk->workers : 1) {
         int64_t unit = at, column = walk->column;
         int32_t begin = 0, end = INT32_MAX;

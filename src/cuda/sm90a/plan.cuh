@@ -36,6 +36,8 @@
 #define BARRIER_GROUP   3 /* + group: the 128 threads of a warpgroup that multiplies */
 #define BARRIER_MMA     5 /* both of these */
 #define BARRIER_SCORES  6 /* in turns: scores of an odd tile have been set out */
+#define BARRIER_SINKS   7 /* ROWS: sinks of the piece are there; ends of the one before have been read */
+#define BARRIER_ENDS    8 /* ROWS: rows' ends and half 0 of the output are in shared memory */
 
 static __device__ __forceinline__ void begin_named_barriers(void)
 {
@@ -45,6 +47,8 @@ static __device__ __forceinline__ void begin_named_barriers(void)
     }
     ptx_barrier_begin(BARRIER_MMA, 256);
     ptx_barrier_begin(BARRIER_SCORES, 256);
+    ptx_barrier_begin(BARRIER_SINKS, 256);
+    ptx_barrier_begin(BARRIER_ENDS, 256);
 }
 
 /* CODES: warps that expand, each its own rows of every tile, BATCH_ROWS at a time, from raw rows in shared memory;
@@ -60,13 +64,15 @@ static __device__ __forceinline__ void begin_named_barriers(void)
 #define SCAN_WARPS         1
 #define SUMS               1 /* no turns */
 #define PLACES             4
+#define PLACED             TOKENS
 #define SCALE_ROWS(blocks) ((blocks) == 8 ? TOKENS : 1)
 #else
 #define RAW_BYTES(blocks)  16
-#define WEIGHTS(blocks)    ((blocks) == 8 ? 2 * BLOCK_BYTES : 1024)
-#define SCAN_WARPS         8
+#define WEIGHTS(blocks)    ((blocks) == 8 ? 2 * BLOCK_BYTES : 16)
+#define SCAN_WARPS         4
 #define SUMS               128
 #define PLACES             1
+#define PLACED             1
 #define SCALE_ROWS(blocks) 1
 #endif
 
@@ -111,16 +117,15 @@ template <int BLOCKS> struct plan {
     uint64_t full[2][PORTIONS];
     uint64_t free[2][2]; /* per slot: dims 0..255, 256..511; block 8 goes with the latter */
     uint64_t piece_full[2], piece_free[2];
+    uint64_t q_full; /* ROWS: Q has come by TMA */
     piece pieces[2];
-    union {
-        uint32_t entries[SCAN_WARPS][RING]; /* of a producer warp: what it found in the list and has not copied yet */
-        float2 heads[2][2][SUMS]; /* in turns, by thread: references of the weights in a slot, sums up to that tile */
-    };
+    uint32_t entries[SCAN_WARPS][RING]; /* of a producer warp: what it found in the list and has not copied yet */
+    float2 heads[2][2][SUMS]; /* in turns, by thread: references of the weights in a slot, sums up to that tile */
     list_scan scans[SCAN_WARPS];
     int32_t guess[GUESSES]; /* first query token whose Q has set out before the scout found anything; -1: none */
     piece_walk walk;        /* the scout's own */
     /* CODES: places of the tokens of tiles, and when they are known and used up; raw rows of a batch are there. */
-    alignas(16) const uint8_t *places[PLACES][TOKENS]; /* nullptr: not attended */
+    alignas(16) const uint8_t *places[PLACES][PLACED]; /* nullptr: not attended */
     uint32_t notes[PLACES][CODE_WARPS];
     uint64_t places_full[PLACES], scales_full[PLACES], places_empty[PLACES];
     uint64_t raw_full[CODE_WARPS][BATCHES_MAX], raw_empty[CODE_WARPS][BATCHES_MAX];

@@ -28,6 +28,9 @@
  *   named 1 + s    256                            leader                        follower         weights, references
  *   named 3        128                            leader                        itself           its writes into a tile
  *   named 5        256                            both                          both             Q, row sums
+ *   q_full         1 and the bytes                ROWS: the follower            leader (in       Q by TMA
+ *                                                                               turns: both)
+ *   named 7, 8     256                            ROWS: follower, leader        the other        sinks; ends
  * Block 8 (the rope dims) goes with half 1: once the scores are taken it holds the weights, which both read.
  * CODES: the leader waits for the follower's half of the tile before, too, since its weights lay where the next go.
  *
@@ -53,7 +56,7 @@
 #ifndef FLASHMLA_CUDA_SM90A_RELAY_CUH
 #define FLASHMLA_CUDA_SM90A_RELAY_CUH
 
-#include "output.cuh"
+#include "border.cuh"
 #include "ptx/grid.cuh"
 #include "products.cuh"
 #include "query.cuh"
@@ -64,25 +67,28 @@
 #include "together.cuh"
 #include "turns.cuh"
 
-#define RELAY_REGISTERS_PAGES 216
+#define RELAY_REGISTERS_PAGES 216 /* and in turns */
 #define RELAY_REGISTERS_ROWS  208
 #define RELAY_REGISTERS_CODES 192
 
 #define LEADER      0 /* the warpgroup */
 #define LEADER_HALF 0 /* of a slot and of the output: dims 0..255 */
 
-template <int SOURCE> struct relay_of {
+template <int SOURCE, int TURNS = 0> struct relay_of {
     static constexpr int PAGES = SOURCE == SOURCE_PAGES;
-    static constexpr int REGISTERS = PAGES                   ? RELAY_REGISTERS_PAGES
+    static constexpr int REGISTERS = PAGES || TURNS          ? RELAY_REGISTERS_PAGES
                                      : SOURCE == SOURCE_ROWS ? RELAY_REGISTERS_ROWS
                                                              : RELAY_REGISTERS_CODES; /* of leader and follower */
     static constexpr int WIDE = SOURCE != SOURCE_CODES;                               /* products of 256 columns */
-    static constexpr int NEXT_Q = SOURCE == SOURCE_CODES; /* the next Q sets out before an output does */
+    static constexpr int PARITIES = SOURCE != SOURCE_CODES; /* sums of rounded weights as in turns */
+    static constexpr int NEXT_Q = SOURCE == SOURCE_CODES;   /* the next Q sets out before an output does */
+    static constexpr int BORDER = SOURCE == SOURCE_ROWS;    /* Q and output by TMA (border.cuh) */
 };
 
 /* ---- the leader -------------------------------------------------------------------------------------------------- */
 
-/* One piece that has tiles. Leaves sums, references and the output unnormalised. Returns the number of tiles. */
+/* One piece that has tiles. Leaves sums, references and the output unnormalised. Returns the number of tiles. BORDER:
+ * the last tile's half is kept. */
 template <int BLOCKS, int F16, int SOURCE>
 static __device__ __forceinline__ uint32_t lead(float o[128], softmax_rows &rows, uint32_t q, plan<BLOCKS> *m,
                                                 const fmlac_mqa &p, const piece &c, slot_uses uses)
@@ -105,9 +111,9 @@ static __device__ __forceinline__ uint32_t lead(float o[128], softmax_rows &rows
         ptx_wgmma_hold<SCORES>(s);
         more = more_after(m, slot);
         mend_scores<BLOCKS, F16>(s, m, c, slot, v.at, first, flags, LEADER);
-        if (weigh_scores<F16>(s, rows, a, factor) && t > 0) {
+        if (weigh_scores<F16>(s, rows, a, factor, t == 0) && t > 0) {
             rescale(o, factor); /* seldom */
-            if (the::PAGES) {
+            if (the::PARITIES) {
                 rows.other[0] *= factor[0];
                 rows.other[1] *= factor[1];
             }
@@ -115,19 +121,19 @@ static __device__ __forceinline__ uint32_t lead(float o[128], softmax_rows &rows
         if (ONE_WEIGHTS) { /* the follower is done with the last ones */
             ptx_mbarrier_wait(ptx_shared_address(&m->free[slot ^ 1][!LEADER_HALF]), tile_parity(uses, t + 1) ^ 1);
         }
-        publish<BLOCKS>(a, rows, v.weights_at, m, slot, LEADER);
+        publish<BLOCKS, !the::PAGES>(a, rows, v.weights_at, m, slot, LEADER);
         ptx_barrier_arrive(BARRIER_WEIGHTS + slot, 256);
         start_values_rs<F16, the::WIDE>(o, a, v.values[LEADER_HALF]);
         if (p.max_logits.data) {
             raise_max(s, top);
         }
         add_taken<F16>(a, rows); /* beside the products */
-        if (the::PAGES) {
+        if (the::PARITIES) {
             swap_taken(rows);
         }
         ptx_wgmma_wait<0>();
         ptx_wgmma_hold<128>(o);
-        arrive_after(ptx_shared_address(&m->free[slot][LEADER_HALF]), more);
+        free_half<the::BORDER>(ptx_shared_address(&m->free[slot][LEADER_HALF]), more);
         t++;
     } while (more);
     rows.max[0] = top[0] * rows.scale;
@@ -138,7 +144,8 @@ static __device__ __forceinline__ uint32_t lead(float o[128], softmax_rows &rows
 /* ---- the follower ------------------------------------------------------------------------------------------------ */
 
 template <int BLOCKS, int F16, int SOURCE>
-static __device__ __forceinline__ uint32_t follow(float o[128], plan<BLOCKS> *m, slot_uses uses)
+static __device__ __forceinline__ uint32_t follow(float o[128], plan<BLOCKS> *m, const fmlac_mqa_sm90a &all,
+                                                  slot_uses uses, uint32_t next, uint32_t q_parity)
 {
     typedef relay_of<SOURCE> the;
     constexpr int HALF = !LEADER_HALF;
@@ -159,9 +166,12 @@ static __device__ __forceinline__ uint32_t follow(float o[128], plan<BLOCKS> *m,
         }
         start_values_ss<F16, the::WIDE>(o, v.weights, v.values[HALF]);
         more = more_after(m, slot);
+        if (the::BORDER && more == 0 && all.has_q) {
+            ask_next_q(all, m, next, q_parity);
+        }
         ptx_wgmma_wait<0>();
         ptx_wgmma_hold<128>(o);
-        arrive_after(ptx_shared_address(&m->free[slot][HALF]), more);
+        free_half<the::BORDER>(ptx_shared_address(&m->free[slot][HALF]), more);
         t++;
     } while (more);
     return t;
@@ -182,21 +192,39 @@ template <int BLOCKS> static __device__ __forceinline__ int32_t &own_guess(plan<
 }
 
 /* What need not wait for the scout: Q and the first entries of the list that the first piece is most likely of. */
-template <int BLOCKS> static __device__ __forceinline__ void first_q(const fmlac_mqa &p, plan<BLOCKS> *m)
+template <int BLOCKS, int BORDER>
+static __device__ __forceinline__ void first_q(const fmlac_mqa_sm90a &all, plan<BLOCKS> *m)
 {
+    const fmlac_mqa &p = all.mqa;
     fmlac_work w = {};
     int32_t begin;
     bool guessed = walk_guess(p, (int32_t)blockIdx.x, &w, &begin);
     if (guessed && threadIdx.x < 32 && !p.cut.whole) {
         prefetch_list(p, w, begin, (int)threadIdx.x);
     }
-    if (guessed) {
+    if (guessed && BORDER && all.has_q) {
+        ask_first_q(all, m, w);
+    } else if (guessed) {
         start_q<BLOCKS, 256>(p, w, m);
     }
     if (threadIdx.x % 32 == 0) {
         own_guess(m) = guessed ? (int32_t)w.first : -1; /* each warp for itself, all the same */
     }
     __syncwarp();
+}
+
+/* By both groups, Q of piece i. */
+template <int BLOCKS>
+static __device__ __forceinline__ void bring_q(const fmlac_mqa &p, plan<BLOCKS> *m, const piece &c, uint32_t i)
+{
+    if (!uniform(c.early) && (i > 0 || uniform(own_guess(m)) != uniform((uint32_t)c.work.first))) {
+        ptx_copy_async_wait<0>(); /* a wrong guess */
+        if (has_tiles(c)) {
+            start_q<BLOCKS, 256>(p, c.work, m);
+        }
+    }
+    finish_q<BLOCKS>(p, m);
+    ptx_barrier_sync(BARRIER_MMA, 256); /* Q is there; sums of the piece before have been read */
 }
 
 /*
@@ -218,13 +246,15 @@ static __device__ __forceinline__ void start_next_q(const fmlac_mqa &p, plan<BLO
 /* Everything that the leader and the follower do. They share the accumulators: with arrays of their own, ptxas
  * spills. */
 template <int BLOCKS, int F16, int SOURCE, int TURNS>
-static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> *m)
+static __device__ __forceinline__ void consume(const fmlac_mqa_sm90a &all, plan<BLOCKS> *m)
 {
     typedef relay_of<SOURCE> the;
+    const fmlac_mqa &p = all.mqa;
     int group = __shfl_sync(0xFFFFFFFFu, (int)(threadIdx.x / 128), 0);
     slot_uses uses = 0;
     uint32_t q = ptx_wgmma_tile(ptx_shared_address(m->q), BLOCK_BYTES);
-    first_q<BLOCKS>(p, m);
+    uint32_t q_parity = 0;
+    first_q<BLOCKS, the::BORDER>(all, m);
 #pragma unroll 1
     for (uint32_t i = 0;; i++) {
         ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[i & 1]), use_parity(i));
@@ -233,14 +263,11 @@ static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> 
             ptx_copy_async_wait<0>();
             break;
         }
-        if (!uniform(c.early) && (i > 0 || uniform(own_guess(m)) != uniform((uint32_t)c.work.first))) {
-            ptx_copy_async_wait<0>(); /* a wrong guess */
-            if (has_tiles(c)) {
-                start_q<BLOCKS, 256>(p, c.work, m);
-            }
+        if (the::BORDER && all.has_q) {
+            take_q(all, m, c, i, uniform(own_guess(m)), TURNS || group == 0, q_parity);
+        } else {
+            bring_q<BLOCKS>(p, m, c, i);
         }
-        finish_q<BLOCKS>(p, m);
-        ptx_barrier_sync(BARRIER_MMA, 256); /* Q is there; sums of the piece before have been read */
         float o[128];
         softmax_rows rows = {
             scale_of(p), {-FMLAC_INFINITY, -FMLAC_INFINITY}, {-FMLAC_INFINITY, -FMLAC_INFINITY}, {0}, {0}, {0}};
@@ -250,24 +277,46 @@ static __device__ __forceinline__ void consume(const fmlac_mqa &p, plan<BLOCKS> 
         }
         if (group == 1) {
             fetch_sinks(p, c, m);
+            if (the::BORDER && !TURNS) {
+                ptx_barrier_arrive(BARRIER_SINKS, 256);
+            }
         }
-        uint32_t tiles = 0;
+        uint32_t tiles = 0, last = 0; /* last: number of the last tile, or one as odd; 0: there are none */
         if constexpr (TURNS) {
-            uses = has_tiles(c) ? take_turns<BLOCKS, F16>(o, rows, q, m, p, c, uses, group) : uses;
+            const slot_uses before = uses;
+            uses = has_tiles(c) ? take_turns<BLOCKS, F16, the::PAGES>(o, rows, q, m, p, c, uses, group) : uses;
+            last = !has_tiles(c) ? 0 : (before ^ uses) == 0 || (before ^ uses) == 3 ? 2 : 1;
+            if (the::BORDER && group == 1) {
+                share_sums<BLOCKS, TURNS>(rows, m, group);
+                ptx_barrier_arrive(BARRIER_SINKS, 256);
+            }
         } else if (has_tiles(c) && group == 0) {
             tiles = lead<BLOCKS, F16, SOURCE>(o, rows, q, m, p, c, uses);
         } else if (has_tiles(c)) {
-            tiles = follow<BLOCKS, F16, SOURCE>(o, m, uses);
+            tiles = follow<BLOCKS, F16, SOURCE>(o, m, all, uses, i + 1, q_parity ^ 1);
         }
+        last = TURNS ? last : tiles;
         if (the::NEXT_Q && group == 1 && p.scale >= 0.0f && uniform((uint32_t)(c.place >> 32)) != 0) {
             start_next_q<BLOCKS>(p, m, i + 1);
         }
-        note_rows<BLOCKS, TURNS>(rows, m, group);
         if (is_together(p)) {
+            note_rows<BLOCKS, TURNS>(rows, m, group);
             join_cluster<BLOCKS>(p, c, o, m, group ^ LEADER_HALF);
             break; /* there is no other piece */
         }
-        store_rows<BLOCKS>(p, c, o, m, group ^ LEADER_HALF);
+        if constexpr (the::BORDER) {
+            if (all.has_q && last == 0) {
+                ptx_barrier_sync(BARRIER_MMA, 256); /* the leader has seen that this Q is there */
+            }
+            if (all.has_q && group == 1 && (TURNS || tiles == 0)) {
+                ptx_barrier_sync(BARRIER_GROUP + 1, 128); /* in turns, the last scores may be its own */
+                ask_next_q(all, m, i + 1, q_parity ^ 1);
+            }
+            end_piece<BLOCKS, F16, TURNS>(all, c, o, rows, m, group, group ^ LEADER_HALF, last);
+        } else {
+            note_rows<BLOCKS, TURNS>(rows, m, group);
+            store_rows<BLOCKS>(p, c, o, m, group ^ LEADER_HALF, ptx_shared_address(m->q));
+        }
         arrive_together_anew(ptx_shared_address(&m->piece_free[i & 1]));
         uses = uses_after(uses, tiles);
     }
@@ -295,6 +344,7 @@ static __device__ __forceinline__ void init_barriers(plan<BLOCKS> *m, int produc
         ptx_mbarrier_init(ptx_shared_address(&m->piece_full[i]), WARP_ARRIVALS);
         ptx_mbarrier_init(ptx_shared_address(&m->piece_free[i]), MMA_WARPS * WARP_ARRIVALS + readers);
     }
+    ptx_mbarrier_init(ptx_shared_address(&m->q_full), 1);
     if constexpr (SOURCE == SOURCE_CODES) {
         init_codes(m);
     }
@@ -316,10 +366,14 @@ static __device__ __forceinline__ void prologue(const fmlac_mqa_sm90a &all, plan
         if (the::PAGES) {
             ptx_tma_prefetch_map(&all.pages);
         }
+        if (the::BORDER) {
+            ptx_tma_prefetch_map(&all.q);
+            ptx_tma_prefetch_map(&all.out);
+        }
         init_barriers<BLOCKS, SOURCE, TURNS>(m, producer_warps);
         m->walk.guess = -1;
     }
-    if (p.cut.whole && thread < 32 && (int32_t)blockIdx.x < (int32_t)p.cut.units) {
+    if (p.cut.whole && thread < 32 && (int32_t)blockIdx.x < whole_pieces(p)) {
         prefetch_list(p, whole_work(p, (int32_t)blockIdx.x), 0, thread);
     }
     walk_costs(p, &m->walk, thread, threads);
@@ -333,7 +387,7 @@ static __device__ __forceinline__ void relay(const fmlac_mqa_sm90a &all)
     const fmlac_mqa &p = all.mqa;
     constexpr int PRODUCER_WARPS = SOURCE == SOURCE_CODES ? 8 : 4;
     typedef relay_of<SOURCE> the;
-    constexpr int MMA_REGISTERS = the::REGISTERS;
+    constexpr int MMA_REGISTERS = relay_of<SOURCE, TURNS>::REGISTERS;
     constexpr int PRODUCER_REGISTERS = SOURCE == SOURCE_CODES ? 256 - MMA_REGISTERS : 504 - 2 * MMA_REGISTERS;
     plan<BLOCKS> *m = (plan<BLOCKS> *)ptx_shared();
     prologue<BLOCKS, SOURCE, TURNS>(all, m, PRODUCER_WARPS);
@@ -341,13 +395,13 @@ static __device__ __forceinline__ void relay(const fmlac_mqa_sm90a &all)
     ptx_grid_launch_dependents();
     if (__shfl_sync(0xFFFFFFFFu, (int)(threadIdx.x / 128), 0) < 2) {
         ptx_registers_take<MMA_REGISTERS>();
-        consume<BLOCKS, F16, SOURCE, TURNS>(p, m);
+        consume<BLOCKS, F16, SOURCE, TURNS>(all, m);
     } else {
         ptx_registers_give<PRODUCER_REGISTERS>();
         if constexpr (the::PAGES) {
             produce_pages<BLOCKS, TURNS>(all, m);
         } else if constexpr (SOURCE == SOURCE_ROWS) {
-            produce_rows<BLOCKS>(p, m);
+            produce_rows<BLOCKS, TURNS>(p, m);
         } else {
             produce_codes<BLOCKS>(p, m);
         }

@@ -24,7 +24,7 @@ typedef struct softmax_rows {
     float max[2];       /* of logits */
     float sum[2];       /* of this thread's columns: lse follows from them */
     float taken[2];     /* of the whole row, of weights as products take them, rounded */
-    float other[2];     /* PAGES in the relay: of tiles of the other parity, which turns.cuh adds apart */
+    float other[2];     /* leader, PAGES and ROWS: of tiles of the other parity, which turns.cuh adds apart */
 } softmax_rows;
 
 /* 2^(from - to), 1 where nothing moved (also from -infinity to -infinity). */
@@ -161,25 +161,28 @@ static __device__ __forceinline__ void raise_references(const float s[TOKENS / 2
     }
 }
 
-/* Scores to weights. factor[]: what the sums of earlier tiles must be multiplied by, where it returns true. Sums
- * of rounded weights are left to who has time for them. */
+/* Scores to weights. factor[]: what the sums of earlier tiles must be multiplied by, where it returns true. first: no
+ * row has a reference yet, so that weights against it need not be tried. Sums of rounded weights are left to who has
+ * time for them. */
 template <int F16>
 static __device__ __forceinline__ bool weigh_scores(const float s[TOKENS / 2], softmax_rows &rows,
-                                                    uint32_t a[TOKENS / 4], float factor[2])
+                                                    uint32_t a[TOKENS / 4], float factor[2], bool first)
 {
     float sum[2], base[2] = {rows.reference[0], rows.reference[1]};
     bool moves = false, far = false;
 #pragma unroll 1
-    for (;;) {
-        if (far) {
-            weights_against<F16, 1>(s, rows.scale, base, a, sum);
-        } else {
-            weights_against<F16, 0>(s, rows.scale, base, a, sum);
-        }
-        bool high[2];
-        find_high(sum, base, high);
-        if (moves || !__any_sync(0xFFFFFFFFu, high[0] || high[1])) {
-            break;
+    for (;; first = false) {
+        bool high[2] = {true, true};
+        if (!first) {
+            if (far) {
+                weights_against<F16, 1>(s, rows.scale, base, a, sum);
+            } else {
+                weights_against<F16, 0>(s, rows.scale, base, a, sum);
+            }
+            find_high(sum, base, high);
+            if (moves || !__any_sync(0xFFFFFFFFu, high[0] || high[1])) {
+                break;
+            }
         }
         moves = true;
         raise_references(s, rows, high, base, factor);

@@ -5,6 +5,12 @@
 
 #include "plan.cuh"
 
+/* In turns, all that is asked about a plain tile. */
+#define STATE_MORE    1 /* another tile of the piece follows */
+#define STATE_MASKED  2 /* some rows do not attend all tokens */
+#define STATE_UNCLEAN 4 /* some rows do not see all tokens: values may be numbers that they must not meet */
+#define STATE_NEVER   8 /* of no tile, which ptxas does not know */
+
 /* PAGED: the page of a position below main_count. */
 static __device__ __forceinline__ int32_t fetch_page(const fmlac_mqa &p, const fmlac_work &w, int32_t position)
 {

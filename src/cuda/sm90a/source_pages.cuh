@@ -73,11 +73,7 @@ static __device__ __forceinline__ void copy_tile(const fmlac_mqa_sm90a &all, con
     }
 }
 
-/* In turns, all that is asked about a plain tile. all_see: tokens that every row sees. */
-#define STATE_MORE    1 /* another tile of the piece follows */
-#define STATE_MASKED  2 /* some rows do not attend all tokens */
-#define STATE_UNCLEAN 4 /* some rows do not see all tokens: values may be numbers that they must not meet */
-
+/* all_see: tokens that every row sees. */
 template <int BLOCKS>
 static __device__ __forceinline__ void set_state(const fmlac_work &w, plan<BLOCKS> *m, int slot, int32_t tile,
                                                  const tile_place &place, bool more, int32_t all_see)

@@ -19,12 +19,6 @@ typedef struct row_share {
     uint32_t to;                     /* its chunk of block 0 of the first row, in shared memory */
 } row_share;
 
-/* Dims of row i from this thread's chunk on. */
-static __device__ __forceinline__ int32_t share_dims(const fmlac_mqa &p, const row_share &share, int i)
-{
-    return (share.there >> i & 1) != 0 ? p.d_qk - (int32_t)(ptx_thread() % 8) * 8 : 0;
-}
-
 /* Lanes 0..15 find the warp's sixteen tokens: lane 4i + j the one of row 16i + 4 warp + j. */
 static __device__ __forceinline__ void share_tile(const fmlac_mqa &p, const fmlac_work &w, const uint32_t *ring,
                                                   const tile_tokens &tile, int32_t position, row_share *share)
@@ -40,72 +34,76 @@ static __device__ __forceinline__ void share_tile(const fmlac_mqa &p, const fmla
     }
 }
 
-/* Blocks first, first + 1, .. of a tile. */
+/* Portion `portion` of a tile whose tokens are all there: blocks `first` to `first` + COUNT - 1. */
 template <int COUNT>
-static __device__ __forceinline__ void copy_blocks(const fmlac_mqa &p, const row_share &share, int first)
+static __device__ __forceinline__ void copy_portion_rows(const row_share &share, int first, uint32_t full)
 {
-    uint32_t to = share.to + first * BLOCK_BYTES;
-    if (!p.aligned) {
-#pragma unroll 1
-        for (int at = 0; at < COUNT * ROW_COPIES; at++) {
-            int i = at % ROW_COPIES, dim = (first + at / ROW_COPIES) * 64;
-            int32_t dims = share_dims(p, share, i);
-            const uint8_t *from = i == 0   ? share.from[0]
-                                  : i == 1 ? share.from[1]
-                                  : i == 2 ? share.from[2]
-                                           : share.from[3];
-            copy_bytes(to + at / ROW_COPIES * BLOCK_BYTES + i * 2048, from + dim * 2, dims - dim);
-        }
-        return;
-    }
 #pragma unroll
-    for (int i = 0; i < ROW_COPIES; i++) {
-        const uint8_t *from = share.from[i] + first * 128;
-        int32_t dims = share_dims(p, share, i) - first * 64;
+    for (int block = first; block < first + COUNT; block++) {
 #pragma unroll
-        for (int block = 0; block < COUNT; block++) {
-            ptx_copy_async_16_if(to + block * BLOCK_BYTES + i * 2048, from + block * 128, dims > block * 64);
+        for (int i = 0; i < ROW_COPIES; i++) {
+            ptx_copy_async_16(share.to + block * BLOCK_BYTES + i * 2048, share.from[i] + block * 128, 16);
         }
     }
-}
-
-static __device__ __forceinline__ void portion_there(const fmlac_mqa &p, uint32_t full)
-{
-    if (p.aligned) {
-        ptx_mbarrier_arrive_copies(full);
-    } else {
-        ptx_fence_async_proxy();
-        ptx_mbarrier_arrive(full);
-    }
+    ptx_mbarrier_arrive_copies(full);
 }
 
 /* A tile into a slot, half by half in the order in which they become free. */
 template <int BLOCKS>
-static __device__ __forceinline__ void copy_rows(const fmlac_mqa &p, const row_share &share, plan<BLOCKS> *m, int slot,
-                                                 uint32_t parity)
+static __device__ __forceinline__ void copy_rows(const row_share &share, uint32_t full, uint32_t free, uint32_t parity)
 {
-    uint32_t full = ptx_shared_address(m->full[slot]), free = ptx_shared_address(m->free[slot]);
     ptx_mbarrier_wait(free, parity ^ 1);
-    copy_blocks<2>(p, share, 0);
-    portion_there(p, full);
-    copy_blocks<2>(p, share, 2);
-    portion_there(p, full + 8);
+    copy_portion_rows<2>(share, 0, full);
+    copy_portion_rows<2>(share, 2, full + 8);
     ptx_mbarrier_wait(free + 8, parity ^ 1);
-    copy_blocks<2>(p, share, 4);
-    portion_there(p, full + 16);
-    copy_blocks<BLOCKS - 6>(p, share, 6);
-    portion_there(p, full + 24);
+    copy_portion_rows<2>(share, 4, full + 16);
+    copy_portion_rows<BLOCKS - 6>(share, 6, full + 24);
+}
+
+/* The same of any rows: absent ones, of any width, at any address. Seldom, and so in a loop. */
+template <int BLOCKS>
+static __device__ __forceinline__ void copy_any_rows(const fmlac_mqa &p, const row_share &share, uint32_t full,
+                                                     uint32_t free, uint32_t parity)
+{
+#pragma unroll 1
+    for (int block = 0; block < BLOCKS; block++) {
+        if (block == 0 || block == 4) {
+            ptx_mbarrier_wait(free + block / 4 * 8, parity ^ 1);
+        }
+        int32_t left = p.d_qk - block * 64 - (int32_t)(ptx_thread() % 8) * 8;
+#pragma unroll
+        for (int i = 0; i < ROW_COPIES; i++) {
+            const uint8_t *from = share.from[i] + block * 128;
+            uint32_t to = share.to + block * BLOCK_BYTES + i * 2048;
+            int32_t dims = (share.there >> i & 1) != 0 ? left : 0;
+            if (p.aligned) {
+                ptx_copy_async_16_if(to, from, dims > 0);
+            } else {
+                copy_bytes(to, from, dims);
+            }
+        }
+        if (block == BLOCKS - 1 || (block % 2 == 1 && block < 7)) {
+            uint32_t portion = full + (block < 7 ? block / 2 : PORTIONS - 1) * 8;
+            if (p.aligned) {
+                ptx_mbarrier_arrive_copies(portion);
+            } else {
+                ptx_fence_async_proxy();
+                ptx_mbarrier_arrive(portion);
+            }
+        }
+    }
 }
 
 /* Which tokens of the tile are there, and what follows; by one warp, once the slot's last reader has left. */
-template <int BLOCKS>
+template <int BLOCKS, int TURNS>
 static __device__ __forceinline__ void publish_mask(plan<BLOCKS> *m, int slot, const tile_tokens &tile,
                                                     const uint32_t there[2])
 {
     if (threadIdx.x % 32 == 0) {
         m->mask[slot][0] = there[0];
         m->mask[slot][1] = there[1];
-        m->more[slot] = tile.more;
+        bool masked = TURNS && (there[0] & there[1]) != 0xFFFFFFFFu;
+        m->more[slot] = (tile.more ? STATE_MORE : 0) | (masked ? STATE_MASKED : 0);
         ptx_mbarrier_arrive(ptx_shared_address(&m->full[slot][PORTIONS - 1]));
     }
 }
@@ -113,27 +111,30 @@ static __device__ __forceinline__ void publish_mask(plan<BLOCKS> *m, int slot, c
 /*
  * A plain list: indices into a pool without gaps between pages, and no extra list. As long as its entries all name
  * tokens, a tile is the next 64 of them and nothing need be searched; from the first that does not, the list goes on by
- * scan_next, with the same tiles.
+ * scan_next, with the same tiles. What a plain tile needs is in registers: beside products, each load from shared
+ * memory takes hundreds of cycles.
  */
 typedef struct row_list {
-    list_ahead now, ahead; /* plain: entries lane, lane + 32 of the next tile and the one after it; else ahead for the
-                              scan */
+    list_ahead now, ahead;  /* plain: entries lane, lane + 32 of the next tile and the one after it; else ahead for the
+                               scan */
+    const int32_t *entries; /* plain: this lane's of the tile after that */
+    int32_t left;           /* entries of the list from there on */
+    const uint8_t *rows;    /* this thread's chunk of slot 0 */
     bool plain;
 } row_list;
 
-/* Read anew: registers are dear here. */
-static __device__ __forceinline__ list_ahead fetch_plain(const volatile list_scan *scan, int32_t tile)
+/* The entries of a tile, and on to the next one. */
+static __device__ __forceinline__ list_ahead fetch_plain(row_list *list)
 {
     list_ahead to = {{-1, -1}};
-    const int32_t *entries = scan->main;
-    int32_t end = scan->end;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        int32_t at = tile * TOKENS + 32 * h + (int32_t)(ptx_thread() % 32);
-        if (at < end) {
-            to.entry[h] = entries[at];
+        if (32 * h < list->left) {
+            to.entry[h] = list->entries[32 * h];
         }
     }
+    list->entries += TOKENS;
+    list->left -= TOKENS;
     return to;
 }
 
@@ -142,36 +143,39 @@ static __device__ __forceinline__ void begin_list(const fmlac_mqa &p, const fmla
                                                   list_scan *scan, row_list *list)
 {
     const fmlac_pool &pool = p.main.pool;
+    int lane = (int)ptx_thread() % 32;
     list->ahead = scan_begin(p, w, begin, end, scan);
     list->plain = !is_paged(&p) && p.extra.kind == FMLAC_LIST_NONE &&
                   (pool.num_pages == 1 || pool.page_stride == pool.page_size * pool.token_stride);
     if (list->plain) {
         list->now = list->ahead;
-        list->ahead = fetch_plain(scan, begin + 1);
+        list->entries = scan->main + (begin + 1) * TOKENS + lane;
+        list->left = scan->end - (begin + 1) * TOKENS - lane;
+        list->rows = pool.data + w.kv_head * pool.head_stride + lane % 8 * 16;
+        list->ahead = fetch_plain(list);
     }
 }
 
-/* Whether tile `tile` is 64 entries that all name tokens, and `more`, if another tile follows, can be told. */
-static __device__ __forceinline__ bool plain_next(const row_list *list, const volatile list_scan *scan, int32_t tile,
-                                                  bool *more)
+/* Whether a plain list's next tile is 64 entries that all name tokens, and `more`, if another tile follows, can be
+ * told. */
+static __device__ __forceinline__ bool plain_next(const fmlac_mqa &p, const row_list *list, bool *more)
 {
-    const uint32_t slots = scan->main_slots;
+    const uint32_t slots = slots_of(p.main.pool);
     const int32_t *now = list->now.entry, *ahead = list->ahead.entry;
+    bool last = list->left + (int32_t)(ptx_thread() % 32) <= -TOKENS; /* the list ends with this tile */
     *more = __any_sync(0xFFFFFFFFu, (uint32_t)ahead[0] < slots || (uint32_t)ahead[1] < slots);
     bool all = __all_sync(0xFFFFFFFFu, (uint32_t)now[0] < slots && (uint32_t)now[1] < slots);
-    return all && (*more || scan->end <= (tile + 1) * TOKENS);
+    return all && (*more || last);
 }
 
-static __device__ __forceinline__ void share_plain(const fmlac_mqa &p, const fmlac_work &w, const row_list *list,
-                                                   row_share *share)
+static __device__ __forceinline__ void share_plain(const fmlac_mqa &p, const row_list *list, row_share *share)
 {
     int lane = (int)ptx_thread() % 32, warp = (int)ptx_thread() / 32 % 4;
-    const uint8_t *base = p.main.pool.data + w.kv_head * p.main.pool.head_stride + lane % 8 * 16;
     share->there = 15;
 #pragma unroll
     for (int i = 0; i < ROW_COPIES; i++) {
         int32_t entry = __shfl_sync(0xFFFFFFFFu, list->now.entry[i / 2], i % 2 * 16 + warp * 4 + lane / 8);
-        share->from[i] = base + entry * p.main.pool.token_stride;
+        share->from[i] = list->rows + entry * p.main.pool.token_stride;
     }
 }
 
@@ -186,7 +190,7 @@ static __device__ __forceinline__ void scan_from(list_scan *scan, int32_t tile)
 
 /* The next tile of a list, into a slot; `tile`: its number in the list, as long as all were full. Returns whether more
  * follow. */
-template <int BLOCKS>
+template <int BLOCKS, int TURNS>
 static __device__ __forceinline__ bool produce_tile(const fmlac_mqa &p, const fmlac_work &w, plan<BLOCKS> *m,
                                                     row_list *list, int slot, uint32_t parity, int32_t tile)
 {
@@ -197,10 +201,10 @@ static __device__ __forceinline__ bool produce_tile(const fmlac_mqa &p, const fm
     tile_tokens tokens = {0, TOKENS, false, false};
     uint32_t there[2] = {0xFFFFFFFFu, 0xFFFFFFFFu};
     list_scan *scan = &m->scans[warp];
-    if (list->plain && plain_next(list, scan, tile, &tokens.more)) {
-        share_plain(p, w, list, &share);
+    if (list->plain && plain_next(p, list, &tokens.more)) {
+        share_plain(p, list, &share);
         list->now = list->ahead;
-        list->ahead = fetch_plain(scan, tile + 2);
+        list->ahead = fetch_plain(list);
     } else {
         uint32_t *ring = m->entries[warp];
         if (list->plain) {
@@ -216,14 +220,20 @@ static __device__ __forceinline__ bool produce_tile(const fmlac_mqa &p, const fm
             }
         }
     }
-    copy_rows(p, share, m, slot, parity);
+    const uint32_t full = ptx_shared_address(m->full[slot]), free = ptx_shared_address(m->free[slot]);
+    if (p.aligned && p.d_qk == BLOCKS * 64 && __all_sync(0xFFFFFFFFu, share.there == 15)) {
+        copy_rows<BLOCKS>(share, full, free, parity);
+    } else {
+        copy_any_rows<BLOCKS>(p, share, full, free, parity);
+    }
     if (warp == 0) {
-        publish_mask(m, slot, tokens, there);
+        publish_mask<BLOCKS, TURNS>(m, slot, tokens, there);
     }
     return tokens.more;
 }
 
-template <int BLOCKS> static __device__ __forceinline__ void produce_rows(const fmlac_mqa &p, plan<BLOCKS> *m)
+template <int BLOCKS, int TURNS>
+static __device__ __forceinline__ void produce_rows(const fmlac_mqa &p, plan<BLOCKS> *m)
 {
     int thread = threadIdx.x - MMA_WARPS * 32;
     int warp = __shfl_sync(0xFFFFFFFFu, thread / 32, 0);
@@ -240,18 +250,17 @@ template <int BLOCKS> static __device__ __forceinline__ void produce_rows(const 
             break;
         }
         const fmlac_work &w = c.work;
-        int32_t t = 0;
-        bool there = c.begin < c.end, more;
+        int32_t t = 0, tile = c.begin;
+        bool there = tile < c.end, more;
         row_list list;
         if (there) {
-            begin_list(p, w, c.begin, c.end, &m->scans[warp], &list);
+            begin_list(p, w, tile, c.end, &m->scans[warp], &list);
         }
 #pragma unroll 1
         do {
             more = false;
             if (there) {
-                int32_t tile = *(const volatile int32_t *)&c.begin + t;
-                more = produce_tile(p, w, m, &list, t & 1, tile_parity(uses, t), tile);
+                more = produce_tile<BLOCKS, TURNS>(p, w, m, &list, t & 1, tile_parity(uses, t), tile + t);
             }
             if (warp == 0 && (t == 1 || (t == 0 && !more))) { /* both slots are full: there is time */
                 scout_piece(p, m, i + 1);

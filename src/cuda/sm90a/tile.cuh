@@ -10,13 +10,12 @@
 #include "softmax.cuh"
 
 /* Weights, A fragments, to shared memory, with the references. Who reads them waits for the owner; one of the two
- * fences. group: the owner. */
-template <int BLOCKS>
+ * fences. group: the owner. ANEW: no register holds addresses from tile to tile. */
+template <int BLOCKS, int ANEW>
 static __device__ __forceinline__ void publish(const uint32_t a[SCORES / 2], const softmax_rows &rows,
                                                uint32_t weights_at, plan<BLOCKS> *m, uint32_t slot, uint32_t group)
 {
-    /* CODES: no register holds addresses from tile to tile. */
-    int thread = ONE_WEIGHTS ? (int)ptx_thread() : (int)threadIdx.x, lane = thread % 32, warp = thread / 32 % 4;
+    int thread = ANEW ? (int)ptx_thread() : (int)threadIdx.x, lane = thread % 32, warp = thread / 32 % 4;
     if (BLOCKS == 9 && !ONE_WEIGHTS) {
         ptx_barrier_sync(BARRIER_GROUP + group, 128); /* all four warps have read the rope dims */
     }
@@ -116,12 +115,18 @@ template <int BLOCKS> static __device__ __forceinline__ uint32_t more_after(cons
 
 /* What stands before this is carried out before what follows: ptxas moves nothing over a branch, and does not know that
  * no tile has this bit. state: more[] of the slot. */
-#define STATE_NEVER 8
-
 template <int BLOCKS>
 static __device__ __forceinline__ void keep_order(const plan<BLOCKS> *m, uint32_t slot, uint32_t state)
 {
     for (uint32_t never = state & STATE_NEVER; never; never = more_after(m, slot)) {
+    }
+}
+
+/* A group is done with its half of a tile; KEPT: of the last one it still makes use. more: of that tile. */
+template <int KEPT> static __device__ __forceinline__ void free_half(uint32_t free, uint32_t more)
+{
+    if (arrives(ptx_thread() % 32, lane_after(more)) && (!KEPT || more != 0)) {
+        ptx_mbarrier_arrive(free);
     }
 }
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * turns.cuh: the relay's second order (relay.cuh has the frame), for paged lists that more than two blocks attend,
- * whose tiles the L2 cache brings soon enough: both warpgroups own tiles, group 0 even ones, group 1 odd ones. A tile's
- * owner takes its scores and makes its weights, the other group is its fellow; each sums its half of the output dims
- * for all tiles.
+ * turns.cuh: the relay's second order (relay.cuh has the frame), for paged lists that more than two blocks attend and
+ * for index lists of pools that stay in L2, where tiles come soon enough: both warpgroups own tiles, group 0 even ones,
+ * group 1 odd ones. A tile's owner takes its scores and makes its weights, the other group is its fellow; each sums its
+ * half of the output dims for all tiles.
  *
  * ORDER  Tile t lies in slot t & 1. t is even; time goes down:
  *   group 0                                        group 1
@@ -124,13 +124,13 @@ static __device__ __forceinline__ void await_half(const plan<BLOCKS> *m, uint32_
 
 /* Values that were set out have been summed; half `half` of the slot is given back. seen: loaded from what
  * belongs to the slot, last. */
-template <int BLOCKS>
+template <int BLOCKS, int PAGES>
 static __device__ __forceinline__ void finish_values(float o[128], plan<BLOCKS> *m, uint32_t slot, int half,
                                                      uint32_t seen)
 {
     ptx_wgmma_wait<0>();
     ptx_wgmma_hold<128>(o);
-    arrive_after(ptx_shared_address(&m->free[slot][half]), seen);
+    free_half<!PAGES>(ptx_shared_address(&m->free[slot][half]), seen);
 }
 
 /* Scores of a tile set out. Returns its state, which is asked for ahead of the last products. BEGUN: the first portion
@@ -168,7 +168,7 @@ static __device__ __forceinline__ void finish_scores(float s[SCORES], const plan
 
 /* Group 0's own tile, which begins at `first` of the list, to its values. BEHIND: those of the tile before are on their
  * way. Returns whether another tile follows. */
-template <int BLOCKS, int F16, int BEHIND>
+template <int BLOCKS, int F16, int PAGES, int BEHIND>
 static __device__ __forceinline__ bool take_own(float o[128], softmax_rows &rows, float top[2], uint32_t q,
                                                 plan<BLOCKS> *m, const fmlac_mqa &p, const piece &c, uint32_t parity,
                                                 int32_t first)
@@ -177,7 +177,9 @@ static __device__ __forceinline__ bool take_own(float o[128], softmax_rows &rows
     uint32_t a[SCORES / 2];
     const tile_view own = view_of<BLOCKS>(0);
     const uint32_t full = ptx_shared_address(m->full[0]);
-    mend_tail<BLOCKS>(own, c, full, parity, first, 0);
+    if (PAGES) {
+        mend_tail<BLOCKS>(own, c, full, parity, first, 0);
+    }
     start_scores<BLOCKS, F16, 0, 1>(s, q, own.k, full, parity);
     if (BEHIND) {
         ptx_wgmma_wait<1>();
@@ -187,7 +189,7 @@ static __device__ __forceinline__ bool take_own(float o[128], softmax_rows &rows
     uint32_t state = start_tile<BLOCKS, F16, 1>(s, q, own, m, 0, parity);
     bool more = all_say(state, STATE_MORE);
     finish_scores<BLOCKS, F16>(s, m, c, 0, own, first, state);
-    if (weigh_scores<F16>(s, rows, a, factor) && BEHIND) {
+    if (weigh_scores<F16>(s, rows, a, factor, !BEHIND) && BEHIND) {
         rescale(o, factor); /* seldom */
     }
     hand_over(a, rows, m, 0);
@@ -199,13 +201,13 @@ static __device__ __forceinline__ bool take_own(float o[128], softmax_rows &rows
         raise_max(s, top);
     }
     add_taken<F16>(a, rows);
-    finish_values(o, m, 0, 0, more);
+    finish_values<BLOCKS, PAGES>(o, m, 0, 0, more);
     return more;
 }
 
 /* What a warpgroup does with one piece that has tiles, here and below: leaves references, sums and its half of the
  * output, unnormalised, and returns the uses of slots after it. */
-template <int BLOCKS, int F16>
+template <int BLOCKS, int F16, int PAGES>
 static __device__ __forceinline__ uint32_t take_even(float o[128], softmax_rows &rows, float top[2], uint32_t q,
                                                      plan<BLOCKS> *m, const fmlac_mqa &p, const piece &c,
                                                      slot_uses uses)
@@ -213,7 +215,7 @@ static __device__ __forceinline__ uint32_t take_even(float o[128], softmax_rows 
     uint32_t a[SCORES / 2];
     int32_t first = c.begin * TOKENS;
     const tile_view other = view_of<BLOCKS>(1);
-    bool more = take_own<BLOCKS, F16, 0>(o, rows, top, q, m, p, c, uses & 1, first);
+    bool more = take_own<BLOCKS, F16, PAGES, 0>(o, rows, top, q, m, p, c, uses & 1, first);
 #pragma unroll 1
     while (more) {
         await_half(m, 1, uses >> 1, 0);
@@ -221,15 +223,15 @@ static __device__ __forceinline__ uint32_t take_even(float o[128], softmax_rows 
         first += 2 * TOKENS;
         uses ^= 3;
         if (!all_say(*(const volatile uint32_t *)&m->more[1], STATE_MORE)) {
-            finish_values(o, m, 1, 0, 0);
+            finish_values<BLOCKS, PAGES>(o, m, 1, 0, 0);
             return uses;
         }
-        more = take_own<BLOCKS, F16, 1>(o, rows, top, q, m, p, c, uses & 1, first);
+        more = take_own<BLOCKS, F16, PAGES, 1>(o, rows, top, q, m, p, c, uses & 1, first);
     }
     return uses ^ 1;
 }
 
-template <int BLOCKS, int F16>
+template <int BLOCKS, int F16, int PAGES>
 static __device__ __forceinline__ uint32_t take_odd(float o[128], softmax_rows &rows, float top[2], uint32_t q,
                                                     plan<BLOCKS> *m, const fmlac_mqa &p, const piece &c, slot_uses uses)
 {
@@ -245,7 +247,9 @@ static __device__ __forceinline__ uint32_t take_odd(float o[128], softmax_rows &
             break;
         }
         const uint32_t parity = uses >> 1;
-        mend_tail<BLOCKS>(own, c, full, parity, first, 1);
+        if (PAGES) {
+            mend_tail<BLOCKS>(own, c, full, parity, first, 1);
+        }
         uint32_t state = start_tile<BLOCKS, F16, 0>(s, q, own, m, 1, parity);
         ptx_barrier_arrive(BARRIER_SCORES, 256);
         bool moved = take_head(rows, m, 0, factor);
@@ -298,7 +302,7 @@ static __device__ __forceinline__ uint32_t take_odd(float o[128], softmax_rows &
             raise_max(s, top);
         }
         add_taken<F16>(a, rows);
-        finish_values(o, m, 1, 1, more);
+        finish_values<BLOCKS, PAGES>(o, m, 1, 1, more);
         first += 2 * TOKENS;
         uses ^= 3;
         if (!more) {
@@ -306,18 +310,18 @@ static __device__ __forceinline__ uint32_t take_odd(float o[128], softmax_rows &
         }
     }
     start_fellows<BLOCKS, F16>(o, a, rows, m, 0, other.values[1]); /* the last tile is the other's */
-    finish_values(o, m, 0, 1, 0);
+    finish_values<BLOCKS, PAGES>(o, m, 0, 1, 0);
     return uses ^ 1;
 }
 
 /* A piece that has tiles, by both groups; returns the uses after it. */
-template <int BLOCKS, int F16>
+template <int BLOCKS, int F16, int PAGES>
 static __device__ __forceinline__ slot_uses take_turns(float o[128], softmax_rows &rows, uint32_t q, plan<BLOCKS> *m,
                                                        const fmlac_mqa &p, const piece &c, slot_uses uses, int group)
 {
     float top[2] = {-FMLAC_INFINITY, -FMLAC_INFINITY};
-    uses = group == 0 ? take_even<BLOCKS, F16>(o, rows, top, q, m, p, c, uses)
-                      : take_odd<BLOCKS, F16>(o, rows, top, q, m, p, c, uses);
+    uses = group == 0 ? take_even<BLOCKS, F16, PAGES>(o, rows, top, q, m, p, c, uses)
+                      : take_odd<BLOCKS, F16, PAGES>(o, rows, top, q, m, p, c, uses);
     if (p.max_logits.data) { /* group 0 has maxima of all tiles */
         float2 *others = &m->heads[0][0][threadIdx.x % 128];
         if (group == 1) {

@@ -232,6 +232,70 @@ void ptx_bulk_load(uint32_t shared, const void *global, uint32_t bytes, uint32_t
     late.push_back({{{shared, global, (int)bytes, (int)bytes}}, barrier, (int)bytes, emu_shared(), 0, {0}});
 }
 
+/* Boxes on their way out: shared memory is read at last when their thread waits for that. */
+struct late_store {
+    const emu_tensor_map *map;
+    unsigned char *block;
+    int thread;
+    long group; /* of its thread */
+    uint32_t shared;
+    int32_t at[4];
+};
+
+static std::deque<late_store> stores;
+static long store_groups[2][1024];
+
+static long *own_groups(void)
+{
+    return &store_groups[emu_rank()][emu_thread_id()];
+}
+
+static void perform_store(const late_store &s)
+{
+    const emu_tensor_map *m = s.map;
+    for (uint32_t row = 0; row < m->box[1]; row++) {
+        for (uint32_t dim = 0; dim < m->box[0]; dim++) {
+            uint64_t at[4] = {(uint64_t)s.at[0] + dim, (uint64_t)s.at[1] + row, (uint64_t)s.at[2], (uint64_t)s.at[3]};
+            unsigned char *to = (unsigned char *)m->data + at[0] * 2;
+            bool inside = at[0] < m->dims[0];
+            for (int i = 1; i < 4; i++) {
+                inside = inside && at[i] < m->dims[i];
+                to += at[i] * m->strides[i - 1];
+            }
+            if (inside) {
+                memcpy(to, s.block + swizzled(s.shared + row * m->row + dim * 2, m->row), 2);
+            }
+        }
+    }
+}
+
+void ptx_tma_store_4d(const void *map, uint32_t shared, int32_t x, int32_t y, int32_t z, int32_t w)
+{
+    if (shared % 1024) {
+        fail("box of a tensor map: misaligned shared address");
+    }
+    stores.push_back({(const emu_tensor_map *)map, emu_shared(), emu_thread_id(), *own_groups(), shared, {x, y, z, w}});
+}
+
+void ptx_tma_commit(void)
+{
+    (*own_groups())++;
+}
+
+void emu_tma_wait_read(int pending)
+{
+    size_t count = stores.size();
+    for (size_t i = 0; i < count; i++) {
+        late_store s = stores.front();
+        stores.pop_front();
+        if (s.thread == emu_thread_id() && s.block == emu_shared() && s.group < *own_groups() - pending) {
+            perform_store(s);
+        } else {
+            stores.push_back(s);
+        }
+    }
+}
+
 /* ---- clusters: a remote address holds the block's rank + 1 in its upper byte ----------------------------------------
  */
 
@@ -489,6 +553,9 @@ void ptx_stmatrix_x4(uint32_t address, const uint32_t r[4])
 
 void emu_hopper_begin(void)
 {
+    if (!stores.empty()) {
+        fail("a block has ended whose boxes were on their way out");
+    }
     late.clear();
     memset(named, 0, sizeof named);
     cluster_barrier = {};
@@ -507,6 +574,11 @@ bool emu_hopper_round(void)
         late_copy c = late.front();
         late.pop_front();
         perform(c);
+        happened = true;
+    }
+    if (!stores.empty() && chance(4) == 0) {
+        perform_store(stores.front());
+        stores.pop_front();
         happened = true;
     }
     return happened;

@@ -22,6 +22,15 @@ PTX_INLINE void ptx_tma_prefetch_map(const void *)
 }
 void ptx_tma_load_4d(uint32_t shared, const void *map, uint32_t barrier, int32_t x, int32_t y, int32_t z, int32_t w,
                      uint64_t policy);
+void ptx_tma_store_4d(const void *map, uint32_t shared, int32_t x, int32_t y, int32_t z, int32_t w);
+void ptx_tma_commit(void);
+void emu_tma_wait_read(int pending);
+
+template <int PENDING> PTX_INLINE void ptx_tma_wait_read(void)
+{
+    emu_tma_wait_read(PENDING);
+}
+
 void ptx_bulk_load(uint32_t shared, const void *global, uint32_t bytes, uint32_t barrier);
 
 #endif
