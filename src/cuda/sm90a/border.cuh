@@ -132,7 +132,7 @@ template <int PENDING> static __device__ __forceinline__ void free_sent(uint32_t
 }
 
 /* The leader lays its half down in the slot of the last tile and goes on; the follower sends both. */
-template <int BLOCKS, int F16, int TURNS>
+template <int BLOCKS, int F16>
 static __device__ __forceinline__ void copy_output(const fmlac_mqa_sm90a &all, const piece &c, const float o[128],
                                                    softmax_rows &rows, plan<BLOCKS> *m, int group, uint32_t slot)
 {
@@ -141,10 +141,9 @@ static __device__ __forceinline__ void copy_output(const fmlac_mqa_sm90a &all, c
     int thread = (int)ptx_thread() % 128, row = thread / 32 * 16 + thread % 32 / 4;
     float factor[2];
     if (group == 0) {
-        share_sums<BLOCKS, TURNS>(rows, m, group);
+        share_sums(rows, m);
         for (int h = 0; h < 2; h++) {
-            float taken = rows.taken[h] + (TURNS ? m->taken[1][row + 8 * h] : rows.other[h]);
-            factor[h] = row_factor(rows.reference[h], rows.sum[h], taken, m->sink[row + 8 * h]);
+            factor[h] = row_factor(rows.reference[h], rows.sum[h], m->sink[row + 8 * h]);
         }
         ptx_barrier_sync(BARRIER_GROUP, 128); /* all four warps have their values */
         lay_output<F16>(o, factor, at[0]);
@@ -154,8 +153,7 @@ static __device__ __forceinline__ void copy_output(const fmlac_mqa_sm90a &all, c
     ptx_barrier_sync(BARRIER_ENDS, 256);
     send_output(all, c, 0, at[0]);
     for (int h = 0; h < 2; h++) {
-        int r = row + 8 * h;
-        factor[h] = row_factor(m->last[r], m->sum[r], m->taken[0][r] + m->taken[1][r], m->sink[r]);
+        factor[h] = row_factor(m->last[row + 8 * h], m->sum[row + 8 * h], m->sink[row + 8 * h]);
     }
     ptx_barrier_sync(BARRIER_GROUP + 1, 128); /* all have read the sinks: two warps are about to fetch the next ones */
     lay_output<F16>(o, factor, at[1]);
@@ -169,21 +167,20 @@ static __device__ __forceinline__ void copy_output(const fmlac_mqa_sm90a &all, c
 }
 
 /* Ends a piece of `tiles` tiles, and frees the slot of the last one. */
-template <int BLOCKS, int F16, int TURNS>
+template <int BLOCKS, int F16>
 static __device__ __forceinline__ void end_piece(const fmlac_mqa_sm90a &all, const piece &c, float o[128],
                                                  softmax_rows &rows, plan<BLOCKS> *m, int group, int half,
                                                  uint32_t tiles)
 {
     const uint32_t slot = (tiles - 1) & 1;
     if (group == 0) {
-        ptx_barrier_sync(BARRIER_SINKS, 256); /* and the follower has read the sums of the piece before; in turns, its
-                                               * own sums of rounded weights are there */
+        ptx_barrier_sync(BARRIER_SINKS, 256); /* and the follower has read the sums of the piece before */
     }
     if (all.has_out && tiles > 0 && c.place < 0 && uniform(c.pieces) == 1) {
-        copy_output<BLOCKS, F16, TURNS>(all, c, o, rows, m, group, slot);
+        copy_output<BLOCKS, F16>(all, c, o, rows, m, group, slot);
         return;
     }
-    note_rows<BLOCKS, TURNS>(rows, m, group);
+    note_rows<BLOCKS>(rows, m, group);
     store_rows<BLOCKS>(all.mqa, c, o, m, half, tiles > 0 ? ptx_shared_address(m->k[slot]) : NO_STAGE);
     if (tiles > 0) {
         arrive_together(ptx_shared_address(&m->free[slot][half]));

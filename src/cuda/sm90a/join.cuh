@@ -15,7 +15,7 @@
  * A meeting has a flag, that of the block with the first piece of its latter half: 0, and 1 once somebody was there.
  * The plan kernel clears all flags in each call, whatever the workspace holds; who raises or reads one waits for it
  * first, which is over by then. A result lies as registers have it, not divided by its sum, so that whole lines go out
- * and come in; with it lie each row's reference, sums and maximum.
+ * and come in; with it lie each row's reference, sum and maximum.
  */
 #ifndef FLASHMLA_CUDA_SM90A_JOIN_CUH
 #define FLASHMLA_CUDA_SM90A_JOIN_CUH
@@ -55,7 +55,7 @@ static __device__ __forceinline__ void leave_result(const fmlac_cut &cut, const 
         *(float4 *)(to + j * 512) = four;
     }
     if (row < ROWS) {
-        float4 scalars = {m->last[row], m->sum[row], m->max[row], m->taken[0][row] + m->taken[1][row]};
+        float4 scalars = {m->last[row], m->sum[row], m->max[row], 0.0f};
         scalars_of(cut, place)[row] = scalars;
     }
 }
@@ -96,8 +96,6 @@ static __device__ __forceinline__ void add_result(const fmlac_cut &cut, plan<BLO
         m->last[thread] = top;
         m->sum[thread] = weighted(u, m->sum[thread], v, other.y);
         m->max[thread] = fmaxf(m->max[thread], other.z);
-        m->taken[0][thread] = weighted(u, m->taken[0][thread] + m->taken[1][thread], v, other.w);
-        m->taken[1][thread] = 0.0f;
         m->reference[0][thread] = u;
         m->reference[1][thread] = v;
     }

@@ -37,11 +37,10 @@ static __device__ __forceinline__ float row_sink(const fmlac_mqa &p, const piece
     return p.sink[head] * LOG2_E;
 }
 
-/* What a row of the output is multiplied by: 1 / taken, and the weights' part of all. sink: -infinity in partial
- * results. */
-static __device__ __forceinline__ float row_factor(float reference, float sum, float taken, float sink)
+/* What a row of the output is multiplied by; sink: -infinity in partial results. */
+static __device__ __forceinline__ float row_factor(float reference, float sum, float sink)
 {
-    return sum == 0.0f ? 0.0f : 1.0f / (taken + taken / sum * exp2f(sink - reference));
+    return sum == 0.0f ? 0.0f : 1.0f / (sum + exp2f(sink - reference));
 }
 
 /* lse and maximum of a row go out. */
@@ -214,35 +213,27 @@ static __device__ __forceinline__ void fetch_sinks(const fmlac_mqa &p, const pie
     }
 }
 
-/* Sums, references and maxima of a piece for everybody: the leader's, group 0. In turns each group has the sums of its
- * own tiles' rounded weights. */
-template <int BLOCKS, int TURNS>
-static __device__ __forceinline__ void share_sums(softmax_rows &rows, plan<BLOCKS> *m, int group)
+/* The leader's sums, references and maxima for everybody. */
+template <int BLOCKS> static __device__ __forceinline__ void share_sums(softmax_rows &rows, plan<BLOCKS> *m)
 {
     int thread = (int)ptx_thread(), row = thread % 128 / 32 * 16 + thread % 32 / 4; /* read anew */
-    if (group == 0) {
-        join_sums(rows);
-    }
-    for (int h = 0; h < 2 && thread % 4 == 0; h++) {
-        if (group == 0) {
+    join_sums(rows);
+    if (thread % 4 == 0) {
+        for (int h = 0; h < 2; h++) {
             m->sum[row + 8 * h] = rows.sum[h];
             m->last[row + 8 * h] = rows.reference[h];
             m->max[row + 8 * h] = rows.max[h];
         }
-        if (TURNS || group == 0) {
-            m->taken[group][row + 8 * h] = rows.taken[h];
-        }
-        if (!TURNS && group == 0) {
-            m->taken[1][row + 8 * h] = rows.other[h];
-        }
     }
 }
 
-/* After the barrier in here all know them, and nobody uses Q or tiles any more. */
-template <int BLOCKS, int TURNS>
-static __device__ __forceinline__ void note_rows(softmax_rows &rows, plan<BLOCKS> *m, int group)
+/* Group 0, the leader, has sums and references; after the barrier in here all know them, and nobody uses Q or tiles any
+ * more. */
+template <int BLOCKS> static __device__ __forceinline__ void note_rows(softmax_rows &rows, plan<BLOCKS> *m, int group)
 {
-    share_sums<BLOCKS, TURNS>(rows, m, group);
+    if (group == 0) {
+        share_sums(rows, m);
+    }
     ptx_barrier_sync(BARRIER_MMA, 256);
 }
 
@@ -260,8 +251,7 @@ static __device__ __forceinline__ void store_rows(const fmlac_mqa &p, const piec
     }
     float factor[2];
     for (int h = 0; h < 2; h++) {
-        int r = row + 8 * h;
-        factor[h] = row_factor(m->last[r], m->sum[r], m->taken[0][r] + m->taken[1][r], m->sink[r]);
+        factor[h] = row_factor(m->last[row + 8 * h], m->sum[row + 8 * h], m->sink[row + 8 * h]);
     }
     store_output(p, c, row, o, factor, half * (OUT_COLUMNS / 2), stage);
     if (c.place >= 0) {

@@ -301,14 +301,13 @@ static __device__ __forceinline__ void pair_finish(const fmlac_pair_sm90a &all, 
     int q = (int)ptx_thread() % 4, row = pair_row() + q % 2 * 8;
     float sink = row_sink(p, c, row);
     join_sums(rows);
-    float reference = rows.reference[0], sum = rows.sum[0], taken = rows.taken[0], max = rows.max[0];
+    float reference = rows.reference[0], sum = rows.sum[0], max = rows.max[0];
     if (q % 2 == 1) {
         reference = rows.reference[1];
         sum = rows.sum[1];
-        taken = rows.taken[1];
         max = rows.max[1];
     }
-    float own = row_factor(reference, sum, taken, sink);
+    float own = row_factor(reference, sum, sink);
     if (q < 2) {
         store_scalars(p, c, row, reference, max, sum);
         m->last[turns->piece & 1][row % 64] = own;
@@ -455,7 +454,7 @@ static __device__ __forceinline__ void pair_consume(const fmlac_pair_sm90a &all,
 {
     const fmlac_mqa &p = all.mqa;
     pair_turns turns = {0, 0, 0, 0, false, false, true};
-    softmax_rows rows = {p.scale * LOG2_E, {0}, {0}, {0}, {0}, {0}};
+    softmax_rows rows = {p.scale * LOG2_E, {0}, {0}, {0}};
     float o[128], factor[2];
     uint32_t a[16] = {0};
     fetch_query<BLOCKS>(all, m, &turns, v.group);

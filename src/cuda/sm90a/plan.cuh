@@ -109,7 +109,6 @@ template <int BLOCKS> struct plan {
     unsigned char scales[PLACES][SCALE_ROWS(BLOCKS)][FMLAC_RAW_SCALES];
     float reference[2][ROWS]; /* of the weights in a slot, base 2; factors of results that are joined (join.cuh) */
     float sum[ROWS], last[ROWS], max[ROWS]; /* of a piece that ends: sums of weights, their references, maxima */
-    float taken[2][ROWS];                   /* sums of rounded weights: of even tiles and of odd ones */
     float sink[ROWS];                       /* of the piece in hand, in base 2 */
     uint32_t met;                           /* another result is there to be joined (join.cuh) */
     uint32_t mask[2][2];                    /* tokens of a slot that are there */

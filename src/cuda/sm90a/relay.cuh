@@ -80,9 +80,8 @@ template <int SOURCE, int TURNS = 0> struct relay_of {
                                      : SOURCE == SOURCE_ROWS ? RELAY_REGISTERS_ROWS
                                                              : RELAY_REGISTERS_CODES; /* of leader and follower */
     static constexpr int WIDE = SOURCE != SOURCE_CODES;                               /* products of 256 columns */
-    static constexpr int PARITIES = SOURCE != SOURCE_CODES; /* sums of rounded weights as in turns */
-    static constexpr int NEXT_Q = SOURCE == SOURCE_CODES;   /* the next Q sets out before an output does */
-    static constexpr int BORDER = SOURCE == SOURCE_ROWS;    /* Q and output by TMA (border.cuh) */
+    static constexpr int NEXT_Q = SOURCE == SOURCE_CODES; /* the next Q sets out before an output does */
+    static constexpr int BORDER = SOURCE == SOURCE_ROWS;  /* Q and output by TMA (border.cuh) */
 };
 
 /* ---- the leader -------------------------------------------------------------------------------------------------- */
@@ -113,23 +112,15 @@ static __device__ __forceinline__ uint32_t lead(float o[128], softmax_rows &rows
         mend_scores<BLOCKS, F16>(s, m, c, slot, v.at, first, flags, LEADER);
         if (weigh_scores<F16>(s, rows, a, factor, t == 0) && t > 0) {
             rescale(o, factor); /* seldom */
-            if (the::PARITIES) {
-                rows.other[0] *= factor[0];
-                rows.other[1] *= factor[1];
-            }
         }
         if (ONE_WEIGHTS) { /* the follower is done with the last ones */
             ptx_mbarrier_wait(ptx_shared_address(&m->free[slot ^ 1][!LEADER_HALF]), tile_parity(uses, t + 1) ^ 1);
         }
-        publish<BLOCKS, !the::PAGES>(a, rows, v.weights_at, m, slot, LEADER);
+        publish<BLOCKS>(a, rows, v.weights_at, m, slot, LEADER);
         ptx_barrier_arrive(BARRIER_WEIGHTS + slot, 256);
         start_values_rs<F16, the::WIDE>(o, a, v.values[LEADER_HALF]);
         if (p.max_logits.data) {
             raise_max(s, top);
-        }
-        add_taken<F16>(a, rows); /* beside the products */
-        if (the::PARITIES) {
-            swap_taken(rows);
         }
         ptx_wgmma_wait<0>();
         ptx_wgmma_hold<128>(o);
@@ -269,15 +260,14 @@ static __device__ __forceinline__ void consume(const fmlac_mqa_sm90a &all, plan<
             bring_q<BLOCKS>(p, m, c, i);
         }
         float o[128];
-        softmax_rows rows = {
-            scale_of(p), {-FMLAC_INFINITY, -FMLAC_INFINITY}, {-FMLAC_INFINITY, -FMLAC_INFINITY}, {0}, {0}, {0}};
+        softmax_rows rows = {scale_of(p), {-FMLAC_INFINITY, -FMLAC_INFINITY}, {-FMLAC_INFINITY, -FMLAC_INFINITY}, {0}};
 #pragma unroll
         for (int j = 0; j < 128; j++) {
             o[j] = 0.0f;
         }
         if (group == 1) {
             fetch_sinks(p, c, m);
-            if (the::BORDER && !TURNS) {
+            if (the::BORDER) {
                 ptx_barrier_arrive(BARRIER_SINKS, 256);
             }
         }
@@ -286,10 +276,6 @@ static __device__ __forceinline__ void consume(const fmlac_mqa_sm90a &all, plan<
             const slot_uses before = uses;
             uses = has_tiles(c) ? take_turns<BLOCKS, F16, the::PAGES>(o, rows, q, m, p, c, uses, group) : uses;
             last = !has_tiles(c) ? 0 : (before ^ uses) == 0 || (before ^ uses) == 3 ? 2 : 1;
-            if (the::BORDER && group == 1) {
-                share_sums<BLOCKS, TURNS>(rows, m, group);
-                ptx_barrier_arrive(BARRIER_SINKS, 256);
-            }
         } else if (has_tiles(c) && group == 0) {
             tiles = lead<BLOCKS, F16, SOURCE>(o, rows, q, m, p, c, uses);
         } else if (has_tiles(c)) {
@@ -300,7 +286,7 @@ static __device__ __forceinline__ void consume(const fmlac_mqa_sm90a &all, plan<
             start_next_q<BLOCKS>(p, m, i + 1);
         }
         if (is_together(p)) {
-            note_rows<BLOCKS, TURNS>(rows, m, group);
+            note_rows<BLOCKS>(rows, m, group);
             join_cluster<BLOCKS>(p, c, o, m, group ^ LEADER_HALF);
             break; /* there is no other piece */
         }
@@ -312,12 +298,12 @@ static __device__ __forceinline__ void consume(const fmlac_mqa_sm90a &all, plan<
                 ptx_barrier_sync(BARRIER_GROUP + 1, 128); /* in turns, the last scores may be its own */
                 ask_next_q(all, m, i + 1, q_parity ^ 1);
             }
-            end_piece<BLOCKS, F16, TURNS>(all, c, o, rows, m, group, group ^ LEADER_HALF, last);
+            end_piece<BLOCKS, F16>(all, c, o, rows, m, group, group ^ LEADER_HALF, last);
         } else {
-            note_rows<BLOCKS, TURNS>(rows, m, group);
+            note_rows<BLOCKS>(rows, m, group);
             store_rows<BLOCKS>(p, c, o, m, group ^ LEADER_HALF, ptx_shared_address(m->q));
         }
-        arrive_together_anew(ptx_shared_address(&m->piece_free[i & 1]));
+        arrive_together(ptx_shared_address(&m->piece_free[i & 1]));
         uses = uses_after(uses, tiles);
     }
 }

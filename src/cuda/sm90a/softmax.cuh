@@ -7,24 +7,17 @@
  * Weights are 2^(z - reference), z = score * scale in base 2. The reference is a row's maximum or up to LAZY less: it
  * moves, and what was summed so far is rescaled, only when the maximum outgrows it by more than LAZY. The final
  * division by the sum makes that exact; weights stay below 2^LAZY.
- *
- * Products take weights in 16 bits. The output is divided by the sum of these, so that what rounding adds to a row's
- * weights as a whole does not show; lse is that of the sum before rounding. Rounded weights are summed by tensor
- * cores, as a product with ones, which gives all four lanes the whole row's.
  */
 #ifndef FLASHMLA_CUDA_SM90A_SOFTMAX_CUH
 #define FLASHMLA_CUDA_SM90A_SOFTMAX_CUH
 
 #include "plan.cuh"
-#include "ptx/matrix.cuh"
 
 typedef struct softmax_rows {
     float scale;        /* logits in base 2 = score * scale; any sign */
     float reference[2]; /* -infinity before the first attended token */
     float max[2];       /* of logits */
-    float sum[2];       /* of this thread's columns: lse follows from them */
-    float taken[2];     /* of the whole row, of weights as products take them, rounded */
-    float other[2];     /* leader, PAGES and ROWS: of tiles of the other parity, which turns.cuh adds apart */
+    float sum[2];       /* of this thread's columns */
 } softmax_rows;
 
 /* 2^(from - to), 1 where nothing moved (also from -infinity to -infinity). */
@@ -51,33 +44,6 @@ static __device__ __forceinline__ void hide_scores(float s[TOKENS / 2], const ui
         int column = i / 4 * 8 + 2 * q + i % 2;
         bool attended = (mask[i / 16] >> (column % 32) & 1) != 0 && column < limit[i / 2 % 2];
         s[i] = attended ? s[i] : -FMLAC_INFINITY;
-    }
-}
-
-/* A tile's rounded weights are added to their sums. */
-template <int F16> static __device__ __forceinline__ void add_taken(const uint32_t a[TOKENS / 4], softmax_rows &rows)
-{
-    float taken[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-    for (int k = 0; k < TOKENS / 16; k++) {
-        if (F16) {
-            ptx_mma_f16(taken, a + 4 * k, 0x3C003C00u, 0x3C003C00u);
-        } else {
-            ptx_mma_bf16(taken, a + 4 * k, 0x3F803F80u, 0x3F803F80u);
-        }
-    }
-    rows.taken[0] += taken[0];
-    rows.taken[1] += taken[2];
-}
-
-/* Tiles of the other parity are next. */
-static __device__ __forceinline__ void swap_taken(softmax_rows &rows)
-{
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        float taken = rows.taken[h];
-        rows.taken[h] = rows.other[h];
-        rows.other[h] = taken;
     }
 }
 
@@ -115,13 +81,6 @@ static __device__ __forceinline__ void weights_against(const float s[TOKENS / 2]
     }
 }
 
-/* Sums of a row are multiplied. */
-static __device__ __forceinline__ void shrink_sums(softmax_rows &rows, int h, float factor)
-{
-    rows.sum[h] *= factor;
-    rows.taken[h] *= factor;
-}
-
 /* Maxima of a thread's scores. */
 static __device__ __forceinline__ void raise_max(const float s[TOKENS / 2], float max[2])
 {
@@ -157,13 +116,12 @@ static __device__ __forceinline__ void raise_references(const float s[TOKENS / 2
         factor[h] = row ? shrink(rows.reference[h], top[h]) : 1.0f;
         rows.reference[h] = row ? top[h] : rows.reference[h];
         base[h] = rows.reference[h] == -FMLAC_INFINITY ? 0.0f : rows.reference[h];
-        shrink_sums(rows, h, factor[h]);
+        rows.sum[h] *= factor[h];
     }
 }
 
 /* Scores to weights. factor[]: what the sums of earlier tiles must be multiplied by, where it returns true. first: no
- * row has a reference yet, so that weights against it need not be tried. Sums of rounded weights are left to who has
- * time for them. */
+ * row has a reference yet, so that weights against it need not be tried. */
 template <int F16>
 static __device__ __forceinline__ bool weigh_scores(const float s[TOKENS / 2], softmax_rows &rows,
                                                     uint32_t a[TOKENS / 4], float factor[2], bool first)
@@ -262,7 +220,7 @@ static __device__ __forceinline__ void find_bases(float s[32], softmax_rows &row
         for (int h = 0; h < 2; h++) {
             to->factor[h] = grew[h] ? shrink(rows.reference[h], top[h]) : 1.0f;
             rows.reference[h] = grew[h] ? top[h] : rows.reference[h];
-            shrink_sums(rows, h, to->factor[h]);
+            rows.sum[h] *= to->factor[h];
         }
     }
 #pragma unroll
@@ -287,7 +245,6 @@ static __device__ __forceinline__ void weigh_from(const float s[32], softmax_row
     }
     rows.sum[0] += sum[0] + sum[2];
     rows.sum[1] += sum[1] + sum[3];
-    add_taken<0>(a, rows);
 }
 
 /* The follower's references become the published ones. Returns whether what it summed must be multiplied. */

@@ -10,12 +10,12 @@
 #include "softmax.cuh"
 
 /* Weights, A fragments, to shared memory, with the references. Who reads them waits for the owner; one of the two
- * fences. group: the owner. ANEW: no register holds addresses from tile to tile. */
-template <int BLOCKS, int ANEW>
+ * fences. group: the owner. */
+template <int BLOCKS>
 static __device__ __forceinline__ void publish(const uint32_t a[SCORES / 2], const softmax_rows &rows,
                                                uint32_t weights_at, plan<BLOCKS> *m, uint32_t slot, uint32_t group)
 {
-    int thread = ANEW ? (int)ptx_thread() : (int)threadIdx.x, lane = thread % 32, warp = thread / 32 % 4;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     if (BLOCKS == 9 && !ONE_WEIGHTS) {
         ptx_barrier_sync(BARRIER_GROUP + group, 128); /* all four warps have read the rope dims */
     }

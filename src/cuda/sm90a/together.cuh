@@ -68,12 +68,10 @@ static __device__ __forceinline__ void join_row(const fmlac_mqa &p, const piece 
                                                 uint32_t results)
 {
     int thread = (int)ptx_thread() % 128, lane = thread % 32, blocks = p.pieces, rank = (int)ptx_cluster_rank();
-    float last = -FMLAC_INFINITY, sum = 0.0f, taken = 0.0f, max = -FMLAC_INFINITY; /* of piece `lane` */
+    float last = -FMLAC_INFINITY, sum = 0.0f, max = -FMLAC_INFINITY; /* of piece `lane` */
     if (lane < blocks) {
         last = ptx_load_remote(ptx_cluster_address(ptx_shared_address(&m->last[row]), lane));
         sum = ptx_load_remote(ptx_cluster_address(ptx_shared_address(&m->sum[row]), lane));
-        taken = ptx_load_remote(ptx_cluster_address(ptx_shared_address(&m->taken[0][row]), lane)) +
-                ptx_load_remote(ptx_cluster_address(ptx_shared_address(&m->taken[1][row]), lane));
         max = ptx_load_remote(ptx_cluster_address(ptx_shared_address(&m->max[row]), lane));
     }
     /* What can set out sets out before anything is waited for. */
@@ -82,7 +80,7 @@ static __device__ __forceinline__ void join_row(const fmlac_mqa &p, const piece 
     load_pieces(x, from, 0, blocks, rank);
     float top = warp_largest(last), weight = shrink(last, top), total = warp_sum(weight * sum);
     max = warp_largest(max);
-    weight *= row_factor(top, total, warp_sum(weight * taken), m->sink[row]);
+    weight *= row_factor(top, total, m->sink[row]);
 #pragma unroll 1
     for (int first = 0;;) {
 #pragma unroll

@@ -86,8 +86,6 @@ static __device__ __forceinline__ bool take_head(softmax_rows &rows, const plan<
     }
     factor[0] = shrink(rows.reference[0], head.x);
     factor[1] = shrink(rows.reference[1], head.y);
-    rows.taken[0] *= factor[0]; /* of the own tiles; sums before rounding have come with the head */
-    rows.taken[1] *= factor[1];
     rows.reference[0] = head.x;
     rows.reference[1] = head.y;
     return true;
@@ -200,7 +198,6 @@ static __device__ __forceinline__ bool take_own(float o[128], softmax_rows &rows
     if (p.max_logits.data) {
         raise_max(s, top);
     }
-    add_taken<F16>(a, rows);
     finish_values<BLOCKS, PAGES>(o, m, 0, 0, more);
     return more;
 }
@@ -301,7 +298,6 @@ static __device__ __forceinline__ uint32_t take_odd(float o[128], softmax_rows &
         if (p.max_logits.data) {
             raise_max(s, top);
         }
-        add_taken<F16>(a, rows);
         finish_values<BLOCKS, PAGES>(o, m, 1, 1, more);
         first += 2 * TOKENS;
         uses ^= 3;
