@@ -5,11 +5,13 @@
  * then times of large ones.
  *
  *   nvcc -O3 -gencode=arch=compute_90a,code=sm_90a -Isrc/cuda -DPROBE_CODES -c tests/device/hopper_probe.cu -o codes.o
- *   nvcc -O3 -gencode=arch=compute_90a,code=sm_90a -Isrc/cuda tests/device/hopper_probe.cu codes.o -o probe
+ *   nvcc -O3 -gencode=arch=compute_90a,code=sm_90a -Isrc/cuda -DPROBE_ROWS -c tests/device/hopper_probe.cu -o rows.o
+ *   nvcc -O3 -gencode=arch=compute_90a,code=sm_90a -Isrc/cuda tests/device/hopper_probe.cu codes.o rows.o -o probe
  *   ./probe            checks, then times
  *   ./probe check      checks only;   ./probe time   times only
  *
- * -DPROBE_PAIRS: the kernels that work in pairs of blocks instead, with 128 heads.
+ * -DPROBE_PAIRS: the kernels that work in pairs of blocks instead, with 128 heads. Rows come without tensor maps of Q
+ * and output, so their borders are not those of large calls (sm90a/border.cuh).
  *
  * Kinds of data: `one token` (lse is the product of Q and K, out is V) - `no query` (Q is 0: weights are equal, out is
  * the mean: weights times V alone) - `no value` (K has rope dims only: lse shows scores and softmax, out is 0) - `all`.
@@ -46,10 +48,17 @@ static __device__ __forceinline__ void give_up(uint32_t barrier, uint32_t parity
 #endif
 
 void watch_codes(void *report);
+void watch_rows(void *report);
 
 #ifdef PROBE_CODES /* these kernels' tiles have another size: a file of their own */
 #include "sm90a/mqa_codes.cu"
 void watch_codes(void *report)
+{
+    cudaMemcpyToSymbol(stuck_report, &report, sizeof report);
+}
+#elif defined PROBE_ROWS /* and these another definition of clusters */
+#include "sm90a/mqa_rows_bf16.cu"
+void watch_rows(void *report)
 {
     cudaMemcpyToSymbol(stuck_report, &report, sizeof report);
 }
@@ -60,7 +69,7 @@ void watch_codes(void *report)
 typedef fmlac_pair_sm90a probe_params;
 #define PAIR_BLOCKS 2
 #define KERNELS_BARRIERS                                                                                               \
-    "pair_plan<8>: %u, pair_plan<9>: %u up to %u: full[3], empty[3], rope_empty[2], q_full[2], scores_full, "          \
+    "pair_plan<8>: %u, pair_plan<9>: %u up to %u: full[3], empty[3], rope_empty[3], q_full[2], scores_full, "          \
     "scores_empty, weights_full, weights_empty, places_full[2], places_empty[2], raw_full[], raw_empty[], "            \
     "piece_full[%d], piece_free[%d]",                                                                                  \
         (unsigned)offsetof(pair_plan<8>, full), (unsigned)offsetof(pair_plan<9>, full),                                \
@@ -79,6 +88,8 @@ typedef fmlac_mqa_sm90a probe_params;
 
 extern "C" __global__ void fmlak_mqa_codes_bf16_512_sm90a(const __grid_constant__ fmlac_mqa_sm90a all);
 extern "C" __global__ void fmlak_mqa_codes_bf16_576_sm90a(const __grid_constant__ fmlac_mqa_sm90a all);
+extern "C" __global__ void fmlak_mqa_rows_bf16_512_sm90a(const __grid_constant__ fmlac_mqa_sm90a all);
+extern "C" __global__ void fmlak_mqa_rows_bf16_576_sm90a(const __grid_constant__ fmlac_mqa_sm90a all);
 
 enum { PAGES, ROWS_16, V32, V41, V41_FP4 };
 enum { ALL, NO_QUERY, NO_VALUE };
@@ -643,6 +654,9 @@ int main(int argc, char **argv)
     must(cudaHostGetDevicePointer((void **)&seen_from_device, report, 0), "mapped memory");
     must(cudaMemcpyToSymbol(stuck_report, &seen_from_device, sizeof seen_from_device), "symbol");
     watch_codes(seen_from_device);
+    if (PAIR_BLOCKS == 1) {
+        watch_rows(seen_from_device);
+    }
 #endif
     if (argc < 2 || strcmp(argv[1], "time") != 0) {
         for (problem x : checks) {

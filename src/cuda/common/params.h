@@ -107,7 +107,7 @@ typedef struct fmlac_cut {
     int64_t units;
     int64_t columns;
     int64_t row_tiles;     /* per KV head and unit; ragged: slots for row tiles of the whole batch */
-    int64_t parts;         /* 0: direct, block = unit * columns + column, never split */
+    int64_t parts;         /* 0: direct, block = unit * columns + column, split only into `pieces`, by clusters */
     int32_t overhead;      /* cost of a piece, in tiles */
     int32_t least;         /* tiles that a piece has at least, unless a part or the whole list is shorter */
     int32_t longest;       /* cost of a unit whose list is as long as it can be */

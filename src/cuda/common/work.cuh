@@ -147,7 +147,7 @@ static __device__ __forceinline__ int32_t request_tiles(const fmlac_mqa *p, int3
 /*
  * Where all lists are equal, or there is but one, each has as many pieces of the same length (p->pieces), and a part,
  * or a block of a cluster, has one of them: the last ones may be of nothing. Nothing of other lists need be looked up
- * then. Tiles of an index list among equal ones.
+ * then. Tiles of such a list.
  */
 static __device__ __forceinline__ int32_t even_tiles(const fmlac_mqa *p)
 {

@@ -76,7 +76,7 @@ fmla_status fmlac_check_mqa(const fmlac_state *state, const fmlac_mqa *p, const 
 /* mqa_sm90a.c: the Hopper attention kernels. `wanted`: cuda_kernels of the context's configuration. */
 void fmlac_hopper_open(fmlac_state *state, int32_t wanted);
 /* The kernel of blocks that work alone for what pairs would do, NULL: none. */
-const fmlac_kernel *fmlac_hopper_alone(const fmlac_mqa *p);
+const fmlac_kernel *fmlac_hopper_unpaired(const fmlac_mqa *p);
 /* Whether it can work in clusters whose blocks share a list (sm90a/together.cuh). */
 bool fmlac_hopper_together(const fmlac_kernel *kernel, const fmlac_mqa *p);
 /* How many clusters the device runs at a time, which is current. */

@@ -431,7 +431,7 @@ static void cut_work(const fmlac_state *state, const decision *d, fmlac_mqa *p)
 static decision decide(const fmlac_state *state, const fmlai_mqa *from, fmlac_mqa *p)
 {
     decision d = decide_kernel(state, from, p);
-    const fmlac_kernel *alone = d.hopper && d.kernel->cluster > 0 ? fmlac_hopper_alone(p) : NULL;
+    const fmlac_kernel *alone = d.hopper && d.kernel->cluster > 0 ? fmlac_hopper_unpaired(p) : NULL;
     if (!alone || !d.may_cut || !lists_equal(p)) {
         return d;
     }

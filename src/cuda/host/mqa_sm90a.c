@@ -262,7 +262,7 @@ bool fmlac_hopper_together(const fmlac_kernel *kernel, const fmlac_mqa *p)
     return (pages && p->main.pool.num_pages > 0) || kernel == &kernels[FROM_CODES][0][wide];
 }
 
-const fmlac_kernel *fmlac_hopper_alone(const fmlac_mqa *p)
+const fmlac_kernel *fmlac_hopper_unpaired(const fmlac_mqa *p)
 {
     bool extra = p->extra.kind != FMLAC_LIST_NONE;
     bool fits = raw_fits(&p->main) && (!extra || raw_fits(&p->extra));
@@ -412,7 +412,7 @@ size_t fmlac_hopper_shared(void)
     return 0;
 }
 
-const fmlac_kernel *fmlac_hopper_alone(const fmlac_mqa *p)
+const fmlac_kernel *fmlac_hopper_unpaired(const fmlac_mqa *p)
 {
     (void)p;
     return NULL;

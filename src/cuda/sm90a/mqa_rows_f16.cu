@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* mqa_rows_f16.cu: the Hopper attention kernels on lists of fp16 tokens, which no clusters attend (registers). */
-#define FMLAC_ALONE 1
+#define FMLAC_NO_CLUSTERS
 
 #include "sm90a/relay.cuh"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* params.h: what the Hopper attention kernels are given: the description of common/params.h and a tensor map. */
+/* params.h: what the Hopper attention kernels are given: the description of common/params.h and tensor maps. */
 #ifndef FLASHMLA_CUDA_SM90A_PARAMS_H
 #define FLASHMLA_CUDA_SM90A_PARAMS_H
 

@@ -73,8 +73,14 @@ static __device__ __forceinline__ fmlac_work whole_work(const fmlac_mqa &p, int3
     return w;
 }
 
-/* Whether index lists have equal pieces that the combine kernel joins: files of kernels that do so define FMLAC_EVEN;
- * for others, equal pieces are joined within clusters. */
+/* What files of kernels define before they include anything; what they do not need is not compiled (registers):
+ *   FMLAC_CODES         mqa_codes.cu     tiles of 48 tokens
+ *   FMLAC_INDEXED_ONLY  mqa_pair.cu      no paged lists (common/list.cuh)
+ *   FMLAC_EVEN          mqa_pair.cu      equal pieces are joined by the combine kernel; no clusters that share a list
+ *   FMLAC_NO_CLUSTERS   mqa_rows_*.cu    no clusters that share a list, so no equal pieces
+ * Where none of the last two is, equal pieces are joined within clusters. */
+
+/* Whether index lists have equal pieces that the combine kernel joins. */
 static __device__ __forceinline__ bool is_even(const fmlac_mqa &p)
 {
 #ifdef FMLAC_EVEN
@@ -88,7 +94,7 @@ static __device__ __forceinline__ bool is_even(const fmlac_mqa &p)
 /* Whether each block of a cluster has a piece of one list (together.cuh). */
 static __device__ __forceinline__ bool is_together(const fmlac_mqa &p)
 {
-#if defined FMLAC_EVEN || defined FMLAC_ALONE
+#if defined FMLAC_EVEN || defined FMLAC_NO_CLUSTERS
     (void)p;
     return false;
 #else

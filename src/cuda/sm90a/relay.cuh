@@ -4,7 +4,7 @@
  * decode and sparse prefill; the token source (pages by TMA, rows by cp.async, codes expanded on the way) is a
  * parameter.
  *
- * ROLES          warps                 registers: PAGES, ROWS, CODES  work
+ * ROLES          warps                 registers: PAGES, ROWS, CODES  work (ROWS in turns: as PAGES)
  *   leader         0..3                  216, 208, 192                  scores, weights; half of the output dims
  *   follower       4..7                  216, 208, 192                  the other half
  *   producers      8..11 (CODES 8..15)   72, 88, 64                     token tiles into shared memory
@@ -22,20 +22,24 @@
  *                  ROWS 128 threads (and 1 for    blocks, the last one three)   (of its half)    last one mask and
  *                  the mask), CODES 6 warps       of a tile is there                             more[] of the slot
  *   free[s][2]     4 (one per warp)               leader, follower: each its    producers        half of slot s
- *                                                 half
+ *                                                 half; of a piece's last slot
+ *                                                 with ROWS the follower both
  *   piece_full[2]  1                              scout                         everybody        pieces[]
  *   piece_free[2]  8 + PAGES 1, ROWS 4, CODES 1   warps that read pieces        scout            pieces[]
  *   named 1 + s    256                            leader                        follower         weights, references
  *   named 3        128                            leader                        itself           its writes into a tile
+ *   named 4        128                            ROWS: follower                itself           sinks; Q's last use
  *   named 5        256                            both                          both             Q, row sums
  *   q_full         1 and the bytes                ROWS: the follower            leader (in       Q by TMA
  *                                                                               turns: both)
- *   named 7, 8     256                            ROWS: follower, leader        the other        sinks; ends
+ *   named 7        256                            ROWS: follower                leader           sinks; ends of the
+ *                                                                                                last piece are read
+ *   named 8        256                            ROWS: leader                  follower         output's half 0, ends
  * Block 8 (the rope dims) goes with half 1: once the scores are taken it holds the weights, which both read.
  * CODES: the leader waits for the follower's half of the tile before, too, since its weights lay where the next go.
  *
- * ORDER, for tile t in slot t & 1. With PAGES there are kernels with another: tiles in turn (turns.cuh), where two
- * producers copy, warps 8 and 10, half a tile each.
+ * ORDER, for tile t in slot t & 1. With PAGES and ROWS there are kernels with another: tiles in turn (turns.cuh), where
+ * of PAGES two lanes copy, of warps 8 and 10, half a tile each.
  *   leader: scores of t                   waits full[s]; 4 products per block, half 0 first
  *           weights of t                  once the scores are there; to shared memory, with their references; arrives
  *                                         at named 1 + s
@@ -219,9 +223,9 @@ static __device__ __forceinline__ void bring_q(const fmlac_mqa &p, plan<BLOCKS> 
 }
 
 /*
- * The follower has the last weights of a whole list, so nobody reads Q any more: that of piece i, which the scout has
- * found or is about to find, sets out before the output does. The leader learns of it behind the barrier in
- * store_rows.
+ * The follower has the last weights of a piece that leaves no partial result, so nobody reads Q any more: that of piece
+ * i, which the scout has found or is about to find, sets out before the output does. The leader learns of it behind the
+ * barrier in note_rows.
  */
 template <int BLOCKS>
 static __device__ __forceinline__ void start_next_q(const fmlac_mqa &p, plan<BLOCKS> *m, uint32_t i)
@@ -366,7 +370,7 @@ static __device__ __forceinline__ void prologue(const fmlac_mqa_sm90a &all, plan
 }
 
 /* BLOCKS: 64-dim blocks of a token, 8 or 9. F16: numbers are fp16, not bf16. SOURCE: how tokens come. TURNS: tiles in
- * turn (PAGES alone). */
+ * turn (PAGES, ROWS). */
 template <int BLOCKS, int F16, int SOURCE, int TURNS>
 static __device__ __forceinline__ void relay(const fmlac_mqa_sm90a &all)
 {

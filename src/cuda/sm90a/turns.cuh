@@ -20,8 +20,8 @@
  * beside them stands between them.
  *
  * BARRIERS       arrivals   made by                       waited for by     protects
- *   full, free, piece_full, piece_free: as in relay.cuh (piece_free: one more, two lanes copy); half g of a slot is
- *                freed by group g, whoever owns the tile
+ *   full, free, piece_full, piece_free: as in relay.cuh (piece_free of PAGES: one more, two lanes copy); half g of a
+ *                slot is freed by group g, whoever owns the tile (of a piece's last slot with ROWS: border.cuh)
  *   named 1 + s  256        owner                         fellow            weights and heads[] of slot s
  *   named 3 + g  128        group g                       itself            its writes into a tile
  *   named 6      256        group 1: scores of t + 1      group 0           nothing: its values' turn
