@@ -118,16 +118,15 @@ static __device__ __forceinline__ even_name name_even(const fmlac_mqa &p, int32_
 /* All of it. */
 static __device__ __forceinline__ void even_work(const fmlac_mqa &p, const even_name &name, fmlac_work *w)
 {
-    int32_t row_tiles = (int32_t)p.cut.row_tiles, tile = name.column;
-    *w = whole_work(p, name.unit);
+    *w = whole_work(p, name.unit * (int32_t)p.cut.columns + name.column);
     if (p.h_kv > 1) {
+        int32_t row_tiles = (int32_t)p.cut.row_tiles;
         w->group = (int32_t)((uint32_t)p.h_q / (uint32_t)p.h_kv);
-        w->kv_head = (int32_t)((uint32_t)tile / (uint32_t)row_tiles);
-        tile -= w->kv_head * row_tiles;
+        w->kv_head = (int32_t)((uint32_t)name.column / (uint32_t)row_tiles);
+        int32_t row0 = (name.column - w->kv_head * row_tiles) * p.tile_rows, left = w->group - row0;
+        w->row0 = row0;
+        w->rows = left < p.tile_rows ? left : p.tile_rows;
     }
-    int32_t row0 = tile * p.tile_rows, left = w->group - row0;
-    w->row0 = row0;
-    w->rows = left < p.tile_rows ? left : p.tile_rows;
 }
 #endif
 

@@ -225,6 +225,7 @@ static void sparse_corners(case_list *list)
         "format=v4,topk=40,h_q=5,s_q=9,s_kv=900,nan=1,again=24",
         "format=v32,d_qk=576,topk=600,s_kv=900,h_q=128,data=1,again=8",
         "format=v41,extra=v41-fp4,topk=400,e_topk=300,s_kv=900,e_kv=900,h_q=128,data=2",
+        "format=v4,topk=2048,s_kv=3000,h_q=384,b=3",
         "format=v4,topk=600,s_kv=900,h_q=128,data=3,scale=-0.04",
         "format=v4,topk=200,s_kv=400,h_q=128,scales=2,misalign=1",
         "format=v32,d_qk=576,topk=200,s_kv=400,h_q=100,scales=1,nan=1,again=16",
