@@ -178,16 +178,11 @@ static void row_strides(const fmlac_mqa *p, const fmlac_rows *rows, uint64_t str
     strides[2] = 2 * (uint64_t)stride[p->num_tokens > p->s_q ? 0 : 2];
 }
 
-static void query_strides(const fmlac_mqa *p, uint64_t strides[3])
-{
-    row_strides(p, &p->q, strides);
-}
-
 /* More than 64 heads of quantised tokens: two blocks share the expanding. */
 static const fmlac_kernel *choose_pair(const fmlac_state *state, const fmlac_mqa *p, bool extra)
 {
     uint64_t strides[3];
-    query_strides(p, strides);
+    row_strides(p, &p->q, strides);
     bool fits = state->pairs && state->processors >= 2 && p->h_q / p->h_kv > FMLAC_HOPPER_ROWS &&
                 pair_reads(&p->main) && (!extra || pair_reads(&p->extra)) && state->encode_tensor_map &&
                 strides_fit(strides);
@@ -240,8 +235,7 @@ const fmlac_kernel *fmlac_hopper_choose(const fmlac_state *state, const fmlac_mq
     }
     if (reads_codes(p, &p->main) && (!extra || reads_codes(p, &p->extra))) {
         const fmlac_kernel *pair = choose_pair(state, p, extra);
-        bool fits = raw_fits(&p->main) && (!extra || raw_fits(&p->extra));
-        return pair ? pair : fits ? &kernels[FROM_CODES][0][wide] : NULL;
+        return pair ? pair : fmlac_hopper_unpaired(p);
     }
     if (!reads_plain(p, &p->main) || (extra && !reads_plain(p, &p->extra))) {
         return NULL;
@@ -255,11 +249,16 @@ const fmlac_kernel *fmlac_hopper_choose(const fmlac_state *state, const fmlac_mq
     return &kernels[source][f16][wide];
 }
 
-bool fmlac_hopper_together(const fmlac_kernel *kernel, const fmlac_mqa *p)
+/* Whether a kernel of this call's numbers is one for pages. */
+static bool reads_pages(const fmlac_kernel *kernel, const fmlac_mqa *p)
 {
     bool wide = p->d_qk > 512, f16 = p->q.dtype == FMLAC_F16;
-    bool pages = kernel == &kernels[FROM_PAGES][f16][wide] || kernel == &kernels[IN_TURNS][f16][wide];
-    return (pages && p->main.pool.num_pages > 0) || kernel == &kernels[FROM_CODES][0][wide];
+    return kernel == &kernels[FROM_PAGES][f16][wide] || kernel == &kernels[IN_TURNS][f16][wide];
+}
+
+bool fmlac_hopper_together(const fmlac_kernel *kernel, const fmlac_mqa *p)
+{
+    return (reads_pages(kernel, p) && p->main.pool.num_pages > 0) || kernel == &kernels[FROM_CODES][0][p->d_qk > 512];
 }
 
 const fmlac_kernel *fmlac_hopper_unpaired(const fmlac_mqa *p)
@@ -285,52 +284,41 @@ static bool encode_pages(const fmlac_state *state, const fmlac_mqa *p, fmlac_ten
                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-/* Q of a pair's call as [batch][s_q][h_q][d_qk], in boxes of 64 heads. */
-static bool encode_queries(const fmlac_state *state, const fmlac_mqa *p, fmlac_pair_sm90a *to)
-{
-    encode_tiled encode = (encode_tiled)state->encode_tensor_map;
-    cuuint64_t dims[4] = {(cuuint64_t)p->d_qk, (cuuint64_t)p->h_q, (cuuint64_t)p->s_q,
-                          (cuuint64_t)fmlac_ceil(p->num_tokens, p->s_q)};
-    uint64_t strides[3];
-    cuuint32_t steps[4] = {1, 1, 1, 1};
-    fmlac_tensor_map *maps[2] = {&to->q, &to->q_rope};
-    query_strides(p, strides);
-    for (int i = 0; i < 2; i++) {
-        cuuint32_t box[4] = {i == 0 ? 64 : 32, 64, 1, 1};
-        if (encode((CUtensorMap *)maps[i], CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, p->q.data, dims, strides, box, steps,
-                   CU_TENSOR_MAP_INTERLEAVE_NONE, i == 0 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
-                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS) {
-            return false;
-        }
-    }
-    return true;
-}
-
-/* Rows of 16-bit numbers as [batch][s_q][h_q][dims], in boxes of `heads` heads x 64 dims. */
+/* Rows of 16-bit numbers as [batch][s_q][h_q][dims], in boxes of `heads` heads x `width` dims, 64 or 32. */
 static bool encode_rows(const fmlac_state *state, const fmlac_mqa *p, const fmlac_rows *rows, int32_t dims,
-                        uint32_t heads, fmlac_tensor_map *map)
+                        uint32_t heads, uint32_t width, fmlac_tensor_map *map)
 {
     encode_tiled encode = (encode_tiled)state->encode_tensor_map;
     cuuint64_t sizes[4] = {(cuuint64_t)dims, (cuuint64_t)p->h_q, (cuuint64_t)p->s_q,
                            (cuuint64_t)fmlac_ceil(p->num_tokens, p->s_q)};
     uint64_t strides[3];
-    cuuint32_t box[4] = {64, heads, 1, 1}, steps[4] = {1, 1, 1, 1};
+    cuuint32_t box[4] = {width, heads, 1, 1}, steps[4] = {1, 1, 1, 1};
     row_strides(p, rows, strides);
     return encode && strides_fit(strides) &&
            encode((CUtensorMap *)map,
                   rows->dtype == FMLAC_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4,
-                  rows->data, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                  rows->data, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                  width == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-/* Index lists of rows: Q and output by TMA, where maps can describe them (border.cuh). A warp stores boxes of 16 heads,
- * which must not reach into another KV head's. */
+/* Q of a pair's call. */
+static bool encode_queries(const fmlac_state *state, const fmlac_mqa *p, fmlac_pair_sm90a *to)
+{
+    return encode_rows(state, p, &p->q, (int32_t)p->d_qk, FMLAC_HOPPER_ROWS, 64, &to->q) &&
+           encode_rows(state, p, &p->q, (int32_t)p->d_qk, FMLAC_HOPPER_ROWS, 32, &to->q_rope);
+}
+
+/* Index lists of rows: Q and output by TMA, where maps can describe them (border.cuh). A warp's box of output must not
+ * reach into another KV head's heads. */
 static void encode_border(const fmlac_state *state, const fmlac_mqa *p, fmlac_mqa_sm90a *to)
 {
-    bool indexed = p->main.kind == FMLAC_LIST_INDEXED, apart = p->h_kv == 1 || p->h_q / p->h_kv % 16 == 0;
-    to->has_q = indexed && p->scale > 0.0f && encode_rows(state, p, &p->q, (int32_t)p->d_qk, 64, &to->q);
-    to->has_out = indexed && apart && p->d_v == 512 && p->out.dtype == p->q.dtype && (uintptr_t)p->out.data % 16 == 0 &&
-                  encode_rows(state, p, &p->out, 512, 16, &to->out);
+    bool indexed = p->main.kind == FMLAC_LIST_INDEXED, apart = p->h_kv == 1 || p->h_q / p->h_kv % FMLAC_HOPPER_BOX == 0;
+    to->has_q =
+        indexed && p->scale > 0.0f && encode_rows(state, p, &p->q, (int32_t)p->d_qk, FMLAC_HOPPER_ROWS, 64, &to->q);
+    to->has_out = indexed && apart && p->d_v == FMLAC_OUT_COLUMNS && p->out.dtype == p->q.dtype &&
+                  (uintptr_t)p->out.data % 16 == 0 &&
+                  encode_rows(state, p, &p->out, FMLAC_OUT_COLUMNS, FMLAC_HOPPER_BOX, 64, &to->out);
 }
 
 static fmla_status enqueue_pairs(const fmlac_state *state, const fmlai_call *call, fmlac_launch *launch,
@@ -353,8 +341,7 @@ fmla_status fmlac_hopper_enqueue(const fmlac_state *state, const fmlai_call *cal
     memset(&all.pages, 0, sizeof all.pages);
     memset(&all.q, 0, sizeof all - offsetof(fmlac_mqa_sm90a, q));
     all.mqa = *p;
-    bool pages = kernel == &kernels[FROM_PAGES][f16][wide] || kernel == &kernels[IN_TURNS][f16][wide];
-    if (pages && !encode_pages(state, p, &all.pages)) {
+    if (reads_pages(kernel, p) && !encode_pages(state, p, &all.pages)) {
         if (p->pieces > 0) {
             return fmlai_fail(call->error, FMLA_ERROR_DEVICE, "%s: no tensor map of the pages", kernel->name);
         }

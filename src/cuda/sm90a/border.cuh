@@ -15,7 +15,7 @@
 #include "ptx/tma.cuh"
 #include "query.cuh"
 
-#define OUT_ROWS 16 /* of a warp: a box of the output */
+#define OUT_ROWS FMLAC_HOPPER_BOX /* of a warp */
 
 /* One thread asks for the Q of a piece; `outer`, `inner`: its query token, as tensors count them. */
 template <int BLOCKS>

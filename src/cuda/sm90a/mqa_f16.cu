@@ -2,13 +2,7 @@
 /* mqa_f16.cu: the Hopper attention kernels on pages of fp16 numbers; names: order, dims of a token in shared memory. */
 #include "sm90a/relay.cuh"
 
-#define RELAY_KERNEL(name, blocks, source, turns)                                                                      \
-    extern "C" __global__ void __launch_bounds__(384, 1) name(const __grid_constant__ fmlac_mqa_sm90a all)             \
-    {                                                                                                                  \
-        relay<blocks, 1, source, turns>(all);                                                                          \
-    }
-
-RELAY_KERNEL(fmlak_mqa_pages_f16_512_sm90a, 8, SOURCE_PAGES, 0)
-RELAY_KERNEL(fmlak_mqa_pages_f16_576_sm90a, 9, SOURCE_PAGES, 0)
-RELAY_KERNEL(fmlak_mqa_turns_f16_512_sm90a, 8, SOURCE_PAGES, 1)
-RELAY_KERNEL(fmlak_mqa_turns_f16_576_sm90a, 9, SOURCE_PAGES, 1)
+RELAY_KERNEL(fmlak_mqa_pages_f16_512_sm90a, 8, 1, SOURCE_PAGES, 0)
+RELAY_KERNEL(fmlak_mqa_pages_f16_576_sm90a, 9, 1, SOURCE_PAGES, 0)
+RELAY_KERNEL(fmlak_mqa_turns_f16_512_sm90a, 8, 1, SOURCE_PAGES, 1)
+RELAY_KERNEL(fmlak_mqa_turns_f16_576_sm90a, 9, 1, SOURCE_PAGES, 1)

@@ -4,13 +4,7 @@
 
 #include "sm90a/relay.cuh"
 
-#define RELAY_KERNEL(name, blocks, source, turns)                                                                      \
-    extern "C" __global__ void __launch_bounds__(384, 1) name(const __grid_constant__ fmlac_mqa_sm90a all)             \
-    {                                                                                                                  \
-        relay<blocks, 0, source, turns>(all);                                                                          \
-    }
-
-RELAY_KERNEL(fmlak_mqa_rows_bf16_512_sm90a, 8, SOURCE_ROWS, 0)
-RELAY_KERNEL(fmlak_mqa_rows_bf16_576_sm90a, 9, SOURCE_ROWS, 0)
-RELAY_KERNEL(fmlak_mqa_rows_turns_bf16_512_sm90a, 8, SOURCE_ROWS, 1)
-RELAY_KERNEL(fmlak_mqa_rows_turns_bf16_576_sm90a, 9, SOURCE_ROWS, 1)
+RELAY_KERNEL(fmlak_mqa_rows_bf16_512_sm90a, 8, 0, SOURCE_ROWS, 0)
+RELAY_KERNEL(fmlak_mqa_rows_bf16_576_sm90a, 9, 0, SOURCE_ROWS, 0)
+RELAY_KERNEL(fmlak_mqa_rows_turns_bf16_512_sm90a, 8, 0, SOURCE_ROWS, 1)
+RELAY_KERNEL(fmlak_mqa_rows_turns_bf16_576_sm90a, 9, 0, SOURCE_ROWS, 1)

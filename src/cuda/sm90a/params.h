@@ -6,6 +6,7 @@
 #include "common/params.h"
 
 #define FMLAC_HOPPER_ROWS   64  /* rows of queries of a block */
+#define FMLAC_HOPPER_BOX    16  /* rows of output that leave in a box (border.cuh) */
 #define FMLAC_HOPPER_TOKENS 64  /* tokens of a tile */
 #define FMLAC_PAIR_ROWS     128 /* rows of queries of a pair of blocks */
 #define FMLAC_CODES_TOKENS  48  /* tokens of a tile of quantised tokens: what two tiles leave holds raw rows */

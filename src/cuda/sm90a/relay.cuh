@@ -80,6 +80,8 @@
 
 template <int SOURCE, int TURNS = 0> struct relay_of {
     static constexpr int PAGES = SOURCE == SOURCE_PAGES;
+    static constexpr int PRODUCER_WARPS = SOURCE == SOURCE_CODES ? 8 : 4;
+    static constexpr int THREADS = (MMA_WARPS + PRODUCER_WARPS) * 32;
     static constexpr int REGISTERS = PAGES || TURNS          ? RELAY_REGISTERS_PAGES
                                      : SOURCE == SOURCE_ROWS ? RELAY_REGISTERS_ROWS
                                                              : RELAY_REGISTERS_CODES; /* of leader and follower */
@@ -375,12 +377,11 @@ template <int BLOCKS, int F16, int SOURCE, int TURNS>
 static __device__ __forceinline__ void relay(const fmlac_mqa_sm90a &all)
 {
     const fmlac_mqa &p = all.mqa;
-    constexpr int PRODUCER_WARPS = SOURCE == SOURCE_CODES ? 8 : 4;
-    typedef relay_of<SOURCE> the;
-    constexpr int MMA_REGISTERS = relay_of<SOURCE, TURNS>::REGISTERS;
+    typedef relay_of<SOURCE, TURNS> the;
+    constexpr int MMA_REGISTERS = the::REGISTERS;
     constexpr int PRODUCER_REGISTERS = SOURCE == SOURCE_CODES ? 256 - MMA_REGISTERS : 504 - 2 * MMA_REGISTERS;
     plan<BLOCKS> *m = (plan<BLOCKS> *)ptx_shared();
-    prologue<BLOCKS, SOURCE, TURNS>(all, m, PRODUCER_WARPS);
+    prologue<BLOCKS, SOURCE, TURNS>(all, m, the::PRODUCER_WARPS);
     __syncthreads();
     ptx_grid_launch_dependents();
     if (__shfl_sync(0xFFFFFFFFu, (int)(threadIdx.x / 128), 0) < 2) {
@@ -402,5 +403,13 @@ static __device__ __forceinline__ void relay(const fmlac_mqa_sm90a &all)
         }
     }
 }
+
+/* A kernel of a file: source and order as relay's. */
+#define RELAY_KERNEL(name, blocks, f16, source, turns)                                                                 \
+    extern "C" __global__ void __launch_bounds__(relay_of<source>::THREADS, 1)                                         \
+        name(const __grid_constant__ fmlac_mqa_sm90a all)                                                              \
+    {                                                                                                                  \
+        relay<blocks, f16, source, turns>(all);                                                                        \
+    }
 
 #endif
