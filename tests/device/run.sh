@@ -192,9 +192,11 @@ part_sanitize() {
     "$program" info --backend cuda | grep -q 'kernels hopper' && sets+=(hopper)
     cases=("op=dense_decode,s_kv=140,h_q=63,s_q=2,b=2,causal=1,varlen=1"
         "op=dense_decode,dtype=f16,format=f16,s_kv=900,h_q=128,b=1,again=1"
+        "op=dense_decode,s_kv=330,h_q=128,s_q=2,b=2,varlen=1"
         "op=sparse_decode,format=v32,d_qk=576,s_kv=300,h_q=128,s_q=2,topk=192,lengths=1,sink=1"
         "op=sparse_decode,format=v41,extra=v41-fp4,s_kv=512,e_kv=512,h_q=64,topk=64,e_topk=64,page=5,e_page=69"
         "op=sparse_prefill,s_q=9,s_kv=300,h_q=128,topk=200,sink=1"
+        "op=sparse_prefill,d_qk=512,s_q=140,s_kv=300,h_q=64,topk=130"
         "op=fused_decode,format=v41,s_q=5,h_q=64,s_kv=90,topk=90,norm=1,group=8"
         "op=mha_forward,s_q=70,s_kv=140,h_q=4,h_kv=2,d_qk=192,d_v=128,causal=1,varlen=1,b=2"
         "op=mha_backward,s_q=70,s_kv=140,h_q=4,h_kv=2,d_qk=192,d_v=128,causal=1,varlen=1,b=2"
