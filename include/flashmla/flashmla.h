@@ -77,8 +77,9 @@ typedef struct fmla_context_config {
     int32_t isa;          /* fmla_isa; AUTO: environment variable FLASHMLA_ISA if set, else the best */
     int32_t spin_us;      /* how long an idle worker spins before it sleeps; 0: default (100), -1: never spins */
     int32_t cuda_profile_kib; /* shared memory per block to plan for: 0 the device's own, or 99, 163, 227 */
-    int32_t cuda_kernels;     /* 0: the best for the device; 1: portable (mma.sync); 2: Hopper (wgmma); 3: Hopper, but
-                               * no pairs of blocks (for comparisons). Where these two are 0,
+    int32_t cuda_kernels;     /* 0: the best for the device; 1: portable (mma.sync); 2: Hopper (wgmma). For comparisons:
+                               * 3: Hopper, but no pairs of blocks; 4, 5: Hopper, 16-bit tokens by a leader and a
+                               * follower only, or by tiles in turn only (docs/hopper.md). Where these two are 0,
                                * FLASHMLA_CUDA_PROFILE_KIB and FLASHMLA_CUDA_KERNELS are read (docs/api.md) */
     int32_t strict;           /* 1: on the CPU, softmax weights stay fp32 in every tier (docs/numerics.md) */
     fmla_parallel_for parallel_for; /* the caller's thread pool instead of the library's; NULL: own pool */

@@ -31,7 +31,7 @@ static fmla_status check_config(const fmla_context_config *config, fmlai_error *
     fmlai_check_range(&c, "threads", config->threads, 0, THREADS_MAX);
     fmlai_check_range(&c, "isa", config->isa, FMLA_ISA_AUTO, FMLA_ISA_COUNT - 1);
     fmlai_check_range(&c, "spin_us", config->spin_us, -1, INT32_MAX);
-    fmlai_check_range(&c, "cuda_kernels", config->cuda_kernels, 0, 3);
+    fmlai_check_range(&c, "cuda_kernels", config->cuda_kernels, 0, 5);
     fmlai_check_range(&c, "strict", config->strict, 0, 1);
     const int32_t kib = config->cuda_profile_kib;
     if (kib != 0 && kib != 99 && kib != 163 && kib != 227) {

@@ -60,7 +60,7 @@ static void wrong_configuration_is_named(void **state)
     EXPECT(isa, 6, INVALID_ARGUMENT, "isa: 6; allowed: 0..5");
     EXPECT(spin_us, -2, INVALID_ARGUMENT, "spin_us: -2");
     EXPECT(cuda_profile_kib, 100, INVALID_ARGUMENT, "cuda_profile_kib: 100; allowed: 0, 99, 163, 227");
-    EXPECT(cuda_kernels, 4, INVALID_ARGUMENT, "cuda_kernels: 4");
+    EXPECT(cuda_kernels, 6, INVALID_ARGUMENT, "cuda_kernels: 6");
     EXPECT(strict, 2, INVALID_ARGUMENT, "strict: 2");
     EXPECT(parallel_for_pool, c, INVALID_ARGUMENT, "parallel_for: is NULL");
     EXPECT(alloc, some_alloc, INVALID_ARGUMENT, "release: is NULL");

@@ -126,8 +126,12 @@ part_check() {
             together check "quick-$set-$operation" --operation "$operation" --kernels "$set"
         done
     done
-    if [ ${#sets[@]} -gt 1 ]; then # what pairs of blocks take otherwise
+    if [ ${#sets[@]} -gt 1 ]; then # what pairs of blocks take otherwise, and both orders of tiles
         together check quick-unpaired-sparse_decode --operation sparse_decode --kernels unpaired
+        for operation in dense_decode sparse_decode sparse_prefill; do
+            together check "quick-leader-$operation" --operation "$operation" --kernels leader
+            together check "quick-turns-$operation" --operation "$operation" --kernels turns
+        done
     fi
     for operation in dense_decode sparse_decode sparse_prefill fused_prefill fused_decode; do
         for kib in 99 163; do

@@ -65,7 +65,7 @@ class Backends(ProgramTest):
             ("--threads: 99999999999999999999 is outside", ["--threads", "99999999999999999999"]),
             ("--threads: '1.5' is not a whole number", ["--threads", "1.5"]),
             ("--device-index: -1 is outside", ["--device-index", "-1"]),
-            ("--kernels: 'fast' is none of best, portable, hopper, unpaired", ["--kernels", "fast"]),
+            ("--kernels: 'fast' is none of best, portable, hopper, unpaired, leader, turns", ["--kernels", "fast"]),
             ("--profile: 100 is none of 99, 163, 227", ["--profile", "100"]),
             ("--profile: 48 is outside 99..227", ["--profile", "48"]),
             ("is not an option", ["more"]),

@@ -74,8 +74,8 @@ class Bench(ProgramTest):
         self.assertEqual(len(names), len(set(names)))
 
     def test_ablations_are_pairs_of_calls(self):
-        for name, variants in (("crossover", ["alone", "pairs"]), ("splits", ["whole", "cut"]),
-                               ("dequant", ["bf16", "v32-any-scale", "v32"])):
+        for name, variants in (("crossover", ["alone", "pairs"]), ("seesaw", ["leader", "turns"]),
+                               ("splits", ["whole", "cut"]), ("dequant", ["bf16", "v32-any-scale", "v32"])):
             names = self.good("bench", "--backend", "cuda", "--ablate", name, "--list").split()
             calls = [line.split("/", 3)[3] for line in names]
             self.assertEqual(names, [f"ablate/{name}/{v}/{call}" for call in dict.fromkeys(calls) for v in variants])

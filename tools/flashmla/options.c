@@ -124,8 +124,8 @@ static int next_option(int argc, char **argv, const struct option *table)
     if (value == '?' && optopt > 0 && optopt < 256) {
         cli_error("%s: unknown option '-%c'; `flashmla %s --help` lists them", argv[0], optopt, argv[0]);
     } else if (value == '?') {
-        cli_error("%s: unknown or ambiguous option '%s'; `flashmla %s --help` lists them", argv[0],
-                  argv[optind - 1], argv[0]);
+        cli_error("%s: unknown or ambiguous option '%s'; `flashmla %s --help` lists them", argv[0], argv[optind - 1],
+                  argv[0]);
     }
     return value;
 }
@@ -207,17 +207,17 @@ static int parse_backend(cli_options *options, const char *name)
 }
 
 /* In the order of cuda_kernels. */
-static const char *const kernel_sets[] = {"best", "portable", "hopper", "unpaired"};
+static const char *const kernel_sets[] = {"best", "portable", "hopper", "unpaired", "leader", "turns"};
 
 static int parse_kernels(cli_options *options, const char *name)
 {
-    for (int32_t set = 0; set < 4; set++) {
+    for (int32_t set = 0; set < 6; set++) {
         if (strcmp(name, kernel_sets[set]) == 0) {
             options->kernels = set;
             return CLI_OK;
         }
     }
-    return cli_error("--kernels: '%s' is none of best, portable, hopper, unpaired", name);
+    return cli_error("--kernels: '%s' is none of best, portable, hopper, unpaired, leader, turns", name);
 }
 
 static int parse_profile(cli_options *options, const char *text)

@@ -98,7 +98,8 @@ enum {
     {"help", no_argument, NULL, CLI_OPTION_HELP}
 
 #define CLI_CUDA_HELP \
-    "  --kernels NAME      CUDA kernels: best (default), portable, hopper, or unpaired (Hopper's without pairs)\n" \
+    "  --kernels NAME      CUDA kernels: best (default), portable, hopper; for comparisons unpaired (Hopper's, no\n" \
+    "                      pairs of blocks), leader, turns (16-bit tokens in one of the two orders only)\n" \
     "  --profile N         shared memory of a block that CUDA kernels may use: 99, 163 or 227 KiB; default all\n" \
     "  --strict            a strict context: softmax weights in fp32 on the CPU, no change on CUDA\n"
 
@@ -130,7 +131,7 @@ int cli_take_sets(const cli_options *shared, const char *list, cli_options *sets
 
 /* The options that repeat a choice of backend and kernels, each with a blank before it; 128 characters suffice. */
 void cli_replay_options(const cli_options *options, char *text, size_t size);
-/* best, portable, hopper or unpaired. */
+/* best, portable, hopper, unpaired, leader or turns. */
 const char *cli_kernels_name(const cli_options *options);
 
 /* Opens a context as the options say. CLI_OK, or CLI_ERROR with the message printed. */

@@ -27,6 +27,7 @@ typedef struct fmlac_state {
     fmlac_report *report;         /* device memory, with check only */
     bool hopper;                  /* the kernels of sm90a/ may be used */
     bool pairs;                   /* and those of pairs of blocks */
+    int turns;                    /* 16-bit tokens by tiles in turn: 1 always, -1 never, 0 where that is faster */
     int clusters[FMLAC_CLUSTERS]; /* of 2, 4, 8, 16 blocks that run at a time */
     void *encode_tensor_map;      /* the driver's cuTensorMapEncodeTiled; NULL: no TMA */
 } fmlac_state;

@@ -82,6 +82,7 @@ void fmlac_hopper_open(fmlac_state *state, int32_t wanted)
     enum cudaDriverEntryPointQueryResult found;
     state->hopper = state->capability == 90 && wanted != 1 && state->shared_block >= SHARED_MAX;
     state->pairs = wanted != 3;
+    state->turns = wanted == 5 ? 1 : wanted == 4 ? -1 : 0;
     state->encode_tensor_map = NULL;
     if (state->hopper && (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &state->encode_tensor_map, 12000,
                                                            cudaEnableDefault, &found) != cudaSuccess ||
@@ -209,8 +210,11 @@ static bool is_short(const fmlac_list *list)
 
 /* Whether more than two blocks attend a list, on average in ragged batches: then L2 answers soon enough for tiles in
  * turn. Both orders give the same bits. */
-static bool takes_turns(const fmlac_mqa *p)
+static bool takes_turns(const fmlac_state *state, const fmlac_mqa *p)
 {
+    if (state->turns != 0) {
+        return state->turns > 0;
+    }
     int64_t queries = p->cu_seqlens_q ? p->num_tokens / (p->batch > 0 ? p->batch : 1) : p->s_q;
     return queries * (p->h_q / p->h_kv) > 2 * FMLAC_HOPPER_ROWS;
 }
@@ -219,9 +223,10 @@ static bool takes_turns(const fmlac_mqa *p)
 static bool rows_take_turns(const fmlac_state *state, const fmlac_mqa *p)
 {
     const fmlac_pool *pool = &p->main.pool;
+    bool cached = p->num_tokens >= state->processors &&
+                  pool->num_pages * pool->page_size <= L2_POOL_BYTES / (2 * p->d_qk * p->h_kv);
     return p->main.kind == FMLAC_LIST_INDEXED && p->extra.kind == FMLAC_LIST_NONE &&
-           p->num_tokens >= state->processors &&
-           pool->num_pages * pool->page_size <= L2_POOL_BYTES / (2 * p->d_qk * p->h_kv);
+           (state->turns == 0 ? cached : state->turns > 0);
 }
 
 const fmlac_kernel *fmlac_hopper_choose(const fmlac_state *state, const fmlac_mqa *p)
@@ -244,8 +249,8 @@ const fmlac_kernel *fmlac_hopper_choose(const fmlac_state *state, const fmlac_mq
     page_strides(p, strides);
     bool pages = p->main.kind == FMLAC_LIST_PAGED && p->main.pool.page_size % FMLAC_HOPPER_TOKENS == 0 &&
                  p->main.pool.aligned && state->encode_tensor_map && strides_fit(strides);
-    int source =
-        pages ? (takes_turns(p) ? IN_TURNS : FROM_PAGES) : (rows_take_turns(state, p) ? ROWS_IN_TURNS : FROM_ROWS);
+    int source = pages ? (takes_turns(state, p) ? IN_TURNS : FROM_PAGES)
+                       : (rows_take_turns(state, p) ? ROWS_IN_TURNS : FROM_ROWS);
     return &kernels[source][f16][wide];
 }
 

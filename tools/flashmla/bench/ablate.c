@@ -18,7 +18,7 @@ typedef struct variant {
 typedef struct ablation {
     const char *name;
     variant variants[VARIANTS_MAX]; /* the first without the technique */
-    const char *base;               /* fields of every case */
+    const char *base;               /* fields of every case, or "" */
     const char *cases[CASES_MAX];   /* a field of its own each, and what follows from it */
 } ablation;
 
@@ -32,6 +32,16 @@ static const ablation ablations[] = {
       "b=148,format=v32,d_qk=576,s_kv=16384,topk=16384",
       "b=128,format=v4,s_kv=256,topk=128,page=256,extra=v4,e_kv=8192,e_topk=1024,e_page=64",
       "b=128,format=v41,s_kv=256,topk=128,page=256,extra=v41-fp4,e_kv=8192,e_topk=1024,e_page=64"}},
+    /* A leader has all scores and weights, so products wait for weights; or two warpgroups have those of every other
+     * tile each, so that one's weights are made beside the other's products. */
+    {"seesaw",
+     {{"leader", "", "leader"}, {"turns", "", "turns"}},
+     "",
+     {"op=dense_decode,b=128,s_q=1,s_kv=16384,h_q=128,varlen=1",
+      "op=dense_decode,b=128,s_q=2,s_kv=16384,h_q=128,varlen=1",
+      "op=sparse_prefill,s_q=4096,s_kv=8192,h_q=128,d_qk=576,topk=2048,sink=1",
+      "op=sparse_prefill,s_q=4096,s_kv=131072,h_q=128,d_qk=576,topk=2048,sink=1",
+      "op=sparse_prefill,s_q=4096,s_kv=8192,h_q=128,topk=1024,sink=1"}},
     /* A list is one block's, or is cut into pieces that are joined. */
     {"splits",
      {{"whole", "again=1", "best"}, {"cut", "", "best"}},
@@ -59,7 +69,8 @@ static const ablation *find(const char *name)
 static int make_shape(bench_shape *shape, const ablation *a, const variant *v, const char *fields)
 {
     char text[512], error[256];
-    snprintf(text, sizeof text, "%s,%s%s%s", a->base, fields, v->fields[0] ? "," : "", v->fields);
+    snprintf(text, sizeof text, "%s%s%s%s%s", a->base, a->base[0] ? "," : "", fields, v->fields[0] ? "," : "",
+             v->fields);
     snprintf(shape->name, sizeof shape->name, "ablate/%s/%s/%s", a->name, v->name, fields);
     shape->kernels = v->kernels;
     return case_parse(&shape->c, text, error, sizeof error) == 0 ? CLI_OK : cli_error("%s", error);
@@ -92,7 +103,7 @@ int bench_ablation(bench_shapes *list, const char *name, const char *filter)
     const ablation *a = find(name);
     int status = CLI_OK;
     if (a == NULL) {
-        return cli_error("--ablate: '%s' is none of crossover, splits, dequant", name);
+        return cli_error("--ablate: '%s' is none of crossover, seesaw, splits, dequant", name);
     }
     list->shapes = xcalloc((size_t)VARIANTS_MAX * CASES_MAX, sizeof *list->shapes);
     for (int i = 0; i < CASES_MAX && a->cases[i] != NULL && status == CLI_OK; i++) {
