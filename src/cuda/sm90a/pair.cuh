@@ -112,7 +112,7 @@ static __device__ __forceinline__ void pair_scores(float s[32], const pair_view 
     }
     if (BLOCKS == 9) {
         uint32_t q_rope = ptx_wgmma_tile(PAIR_AT(q_rope) + v.group * NARROW_BYTES, BLOCK_BYTES);
-        uint32_t k_rope = ptx_wgmma_tile(PAIR_AT(k_rope) + tile.slot * NARROW_BYTES, BLOCK_BYTES);
+        uint32_t k_rope = ptx_wgmma_tile(PAIR_AT(k_last) + tile.slot * NARROW_BYTES, BLOCK_BYTES);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             ptx_wgmma_n64_ss_narrow(s, ptx_wgmma_advance(q_rope, i * 32), ptx_wgmma_advance(k_rope, i * 32), 1);

@@ -67,9 +67,9 @@ template <int BLOCKS> struct pair_plan {
     typedef raw_ring<BLOCKS> ring;
     unsigned char q[2][HALF_BLOCKS][BLOCK_BYTES]; /* 64 rows per warpgroup */
     unsigned char k[STAGES][tile_blocks<BLOCKS>::OWN][BLOCK_BYTES];
-    unsigned char k_last[BLOCKS == 9 ? 1 : LASTS][BLOCKS == 9 ? 16 : BLOCK_BYTES];
-    /* RoPE dims on top, 32 of them: Q of the warpgroups, tiles. */
-    unsigned char q_rope[2][BLOCKS == 9 ? NARROW_BYTES : 16], k_rope[STAGES][BLOCKS == 9 ? NARROW_BYTES : 16];
+    /* Last blocks of tiles, or their 32 RoPE dims on top; the same of Q of the warpgroups. */
+    unsigned char k_last[BLOCKS == 9 ? STAGES : LASTS][BLOCKS == 9 ? NARROW_BYTES : BLOCK_BYTES];
+    unsigned char q_rope[2][BLOCKS == 9 ? NARROW_BYTES : 16];
     unsigned char scores[SCORE_BYTES];   /* by the peer's helper, of the rows that this block owns */
     unsigned char weights[WEIGHT_BYTES]; /* by the peer's owner, of the rows that it owns */
     unsigned char raw[ring::GROUPS][GROUP_ROWS / 2 * ring::TWO];

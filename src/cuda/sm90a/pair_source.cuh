@@ -119,7 +119,7 @@ static __device__ __forceinline__ void gather_rope(const fmlac_mqa &p, pair_plan
             ring_place stage = ring_at<STAGES>(tile);
             int32_t at = pool.rope_offset + (BLOCKS == 9 ? rank * 64 : 0);
             if (BLOCKS == 9) {
-                copy_rope<4>(pool, places, ptx_shared_address(m->k_rope[stage.at]), at,
+                copy_rope<4>(pool, places, ptx_shared_address(m->k_last[stage.at]), at,
                              ptx_shared_address(&m->rope_empty[stage.at]), stage.use ^ 1, true);
             } else {
                 ring_place before = ring_at<STAGES>(tile - LASTS);
