@@ -91,17 +91,22 @@ static __device__ __forceinline__ void send_part(const uint32_t a[16], const flo
     ptx_store_remote_128_if(PAIR_AT(weights) + peer + v.at + part * 2048, x, PAIR_AT(weights_full) + peer, wanted);
 }
 
-/* Weights of a tile, and what the output so far must be multiplied by before. */
+/* Weights of a tile, and what the output so far must be multiplied by before. Factors: four lanes share two rows. */
 template <int BLOCKS>
 static __device__ __forceinline__ void send_weights(const uint32_t a[16], const float factor[2], const pair_view &v,
                                                     uint32_t message)
 {
-    const float factors[4] = {factor[0], factor[1], 0.0f, 0.0f};
     uint32_t peer = to_peer();
     ptx_mbarrier_wait(PAIR_AT(weights_empty), (message & 1) ^ 1);
+    const float both[4] = {factor[0], factor[1], 0.0f, 0.0f};
+    if (threadIdx.x % 4 == 0) {
+        ptx_store_remote_128(PAIR_AT(weights) + peer + 8192 + v.at / 4, both, PAIR_AT(weights_full) + peer);
+    }
 #pragma unroll
-    for (int part = 0; part < WEIGHT_PARTS; part++) {
-        send_part<BLOCKS>(a, factors, v, part, peer, 1);
+    for (int j = 0; j < 4; j++) {
+        const float x[4] = {__uint_as_float(a[4 * j]), __uint_as_float(a[4 * j + 1]), __uint_as_float(a[4 * j + 2]),
+                            __uint_as_float(a[4 * j + 3])};
+        ptx_store_remote_128(PAIR_AT(weights) + peer + v.at + j * 2048, x, PAIR_AT(weights_full) + peer);
     }
 }
 
