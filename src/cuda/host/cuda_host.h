@@ -79,6 +79,9 @@ void fmlac_hopper_open(fmlac_state *state, int32_t wanted);
 const fmlac_kernel *fmlac_hopper_unpaired(const fmlac_mqa *p);
 /* Whether it can work in clusters whose blocks share a list (sm90a/together.cuh). */
 bool fmlac_hopper_together(const fmlac_kernel *kernel, const fmlac_mqa *p);
+
+/* Whether a kernel is one for few rows of quantised tokens (sm90a/few.cuh). */
+bool fmlac_hopper_few(const fmlac_kernel *kernel);
 /* How many clusters the device runs at a time, which is current. */
 void fmlac_hopper_clusters(fmlac_state *state);
 /* The kernel for a description, NULL: the portable ones. */

@@ -257,7 +257,8 @@ static decision decide_kernel(const fmlac_state *state, const fmlai_mqa *from, f
 /* A tile's time in nanoseconds, roughly: 64 rows and 64 tokens by each kind of kernel, from rates on an H200. */
 static int64_t tile_time(const decision *d, const fmlac_mqa *p)
 {
-    int64_t whole = d->hopper && p->quantised ? (d->kernel->cluster > 0 ? 2600 : 3500)
+    bool few = fmlac_hopper_few(d->kernel);
+    int64_t whole = d->hopper && p->quantised ? (d->kernel->cluster > 0 ? 2600 : few ? 1900 : 3500)
                     : d->hopper               ? 1500
                     : p->quantised            ? 7000
                                               : 3300;
@@ -427,11 +428,13 @@ static void cut_work(const fmlac_state *state, const decision *d, fmlac_mqa *p)
     cut->whole = cut->parts == 0 && p->h_kv == 1 && lists_equal(p) && p->pieces == 0;
 }
 
-/* What a call is given to. Lists for pairs may be done sooner by clusters of blocks that work alone. */
+/* What a call is given to. Lists for pairs, and for kernels for few rows, may be done sooner by clusters of the blocks
+ * that work alone. */
 static decision decide(const fmlac_state *state, const fmlai_mqa *from, fmlac_mqa *p)
 {
     decision d = decide_kernel(state, from, p);
-    const fmlac_kernel *alone = d.hopper && d.kernel->cluster > 0 ? fmlac_hopper_unpaired(p) : NULL;
+    const bool other_may = d.hopper && (d.kernel->cluster > 0 || fmlac_hopper_few(d.kernel));
+    const fmlac_kernel *alone = other_may ? fmlac_hopper_unpaired(p) : NULL;
     if (!alone || !d.may_cut || !lists_equal(p)) {
         return d;
     }

@@ -35,6 +35,10 @@ extern void fmlak_mqa_rows_turns_f16_512_sm90a(void);
 extern void fmlak_mqa_rows_turns_f16_576_sm90a(void);
 extern void fmlak_mqa_codes_bf16_512_sm90a(void);
 extern void fmlak_mqa_codes_bf16_576_sm90a(void);
+extern void fmlak_mqa_few16_bf16_512_sm90a(void);
+extern void fmlak_mqa_few16_bf16_576_sm90a(void);
+extern void fmlak_mqa_few32_bf16_512_sm90a(void);
+extern void fmlak_mqa_few32_bf16_576_sm90a(void);
 extern void fmlak_mqa_pair_bf16_512_sm90a(void);
 extern void fmlak_mqa_pair_bf16_576_sm90a(void);
 
@@ -60,6 +64,16 @@ static const fmlac_kernel kernels[5][2][2] = {
      {HOPPER(fmlak_mqa_rows_turns_f16_512_sm90a, FMLA_F16, 12),
       HOPPER(fmlak_mqa_rows_turns_f16_576_sm90a, FMLA_F16, 12)}},
     {{CODES(fmlak_mqa_codes_bf16_512_sm90a), CODES(fmlak_mqa_codes_bf16_576_sm90a)}},
+};
+
+/* Few rows of queries of quantised tokens, [rows: 16, 32][dims: 512, 576]. */
+#define FEW(name, rows, warps)                                                                                         \
+    {                                                                                                                  \
+        name, #name, FMLA_BF16, rows, FMLAC_FEW_TOKENS(rows), warps, 227, 0                                            \
+    }
+static const fmlac_kernel few[2][2] = {
+    {FEW(fmlak_mqa_few16_bf16_512_sm90a, 16, 20), FEW(fmlak_mqa_few16_bf16_576_sm90a, 16, 20)},
+    {FEW(fmlak_mqa_few32_bf16_512_sm90a, 32, 16), FEW(fmlak_mqa_few32_bf16_576_sm90a, 32, 16)},
 };
 
 /* Pairs of blocks, [dims: 512, 576]. */
@@ -224,6 +238,19 @@ static bool rows_take_turns(const fmlac_state *state, const fmlac_mqa *p)
            pool->num_pages * pool->page_size <= L2_POOL_BYTES / (2 * p->d_qk * p->h_kv);
 }
 
+/* Few rows of queries of quantised tokens. Ragged batches: how many rows share a list is not known here. */
+static const fmlac_kernel *choose_few(const fmlac_mqa *p)
+{
+    int64_t rows = p->h_q / p->h_kv * (p->main.kind == FMLAC_LIST_PAGED ? p->s_q : 1);
+    bool ragged = p->main.kind == FMLAC_LIST_PAGED && p->cu_seqlens_q;
+    return ragged || rows > FMLAC_FEW_ROWS || !fmlac_hopper_unpaired(p) ? NULL : &few[rows > 16][p->d_qk > 512];
+}
+
+bool fmlac_hopper_few(const fmlac_kernel *kernel)
+{
+    return kernel >= &few[0][0] && kernel <= &few[1][1];
+}
+
 const fmlac_kernel *fmlac_hopper_choose(const fmlac_state *state, const fmlac_mqa *p)
 {
     int wide = p->d_qk > 512, f16 = p->q.dtype == FMLAC_F16;
@@ -234,8 +261,8 @@ const fmlac_kernel *fmlac_hopper_choose(const fmlac_state *state, const fmlac_mq
         return NULL;
     }
     if (reads_codes(p, &p->main) && (!extra || reads_codes(p, &p->extra))) {
-        const fmlac_kernel *pair = choose_pair(state, p, extra);
-        return pair ? pair : fmlac_hopper_unpaired(p);
+        const fmlac_kernel *pair = choose_pair(state, p, extra), *other = pair ? pair : choose_few(p);
+        return other ? other : fmlac_hopper_unpaired(p);
     }
     if (!reads_plain(p, &p->main) || (extra && !reads_plain(p, &p->extra))) {
         return NULL;
@@ -409,6 +436,12 @@ bool fmlac_hopper_together(const fmlac_kernel *kernel, const fmlac_mqa *p)
 {
     (void)kernel;
     (void)p;
+    return false;
+}
+
+bool fmlac_hopper_few(const fmlac_kernel *kernel)
+{
+    (void)kernel;
     return false;
 }
 

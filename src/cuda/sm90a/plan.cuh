@@ -12,11 +12,12 @@
 #include "ptx/mbarrier.cuh"
 #include "ptx/warpgroup.cuh"
 
-#define BLOCK_BYTES 8192           /* of Q and of weights */
+#define BLOCK_BYTES (ROWS * 128)   /* of Q and of weights */
 #define TILE_BYTES  (TOKENS * 128) /* of a block of a tile */
 #define MMA_WARPS   8
 #define RING        128                                 /* entries of a list that a producer warp holds */
 #define GUESSES     (WARP_ARRIVALS > 1 ? MMA_WARPS : 1) /* own_guess */
+#define FEW_STAGE   (ROWS * 512)                        /* FEW: 128 dims of all rows as floats */
 
 /* Portions in which a tile arrives: two blocks each, the last also holds block 8. A wait between products costs 100
  * cycles: quantised tokens, whose rows are complete at about the same time, arrive as one. */
@@ -53,14 +54,23 @@ static __device__ __forceinline__ void begin_named_barriers(void)
 
 /* CODES: warps that expand, each its own rows of every tile, BATCH_ROWS at a time, from raw rows in shared memory;
  * batches of a warp that are under way, at most; tiles whose places are known. */
-#define CODE_WARPS   6
+#ifdef FMLAC_FEW
+#define CODE_WARPS (TOKENS / 8)
+#else
+#define CODE_WARPS 6
+#endif
 #define BATCH_ROWS   4
-#define BATCHES_MAX  3
+#define BATCHES_MAX  (ROWS == 32 ? 4 : 3)
 #define CODE_BATCHES (TOKENS / CODE_WARPS / BATCH_ROWS) /* of a warp in a tile */
 
+#ifdef FMLAC_FEW
+#define RAW_BYTES(blocks) ((blocks) == 8 ? 55296 : ROWS == 32 ? 50688 : 45056)
+#define WEIGHTS(blocks)   (2 * BLOCK_BYTES)
+#elif defined FMLAC_CODES
+#define RAW_BYTES(blocks) ((blocks) == 9 ? 33792 : 41472)
+#define WEIGHTS(blocks)   BLOCK_BYTES /* one for both slots */
+#endif
 #ifdef FMLAC_CODES
-#define RAW_BYTES(blocks)  ((blocks) == 9 ? 33792 : 41472)
-#define WEIGHTS(blocks)    BLOCK_BYTES /* one for both slots */
 #define SCAN_WARPS         1
 #define SUMS               1 /* no turns */
 #define PLACES             4
@@ -128,6 +138,13 @@ template <int BLOCKS> struct plan {
     uint32_t notes[PLACES][CODE_WARPS];
     uint64_t places_full[PLACES], scales_full[PLACES], places_empty[PLACES];
     uint64_t raw_full[CODE_WARPS][BATCHES_MAX], raw_empty[CODE_WARPS][BATCHES_MAX];
+#ifdef FMLAC_FEW
+    alignas(16) unsigned char stage[FEW_STAGE]; /* output on its way out */
+    uint32_t state[2];                          /* of the weights in a slot (few.cuh) */
+    float tops[4][ROWS];                        /* of the scorer's warps: maxima of a tile */
+    float sums[2][4][ROWS], maxima[2][4][ROWS]; /* of pieces that end: of the scorer's warps */
+    float ends[2][ROWS];                        /* of pieces that end: references */
+#endif
 };
 
 static_assert(sizeof(plan<8>) + FMLAC_NAMED_BYTES <= 232448 && sizeof(plan<9>) + FMLAC_NAMED_BYTES <= 232448,

@@ -416,7 +416,7 @@ template <int BLOCKS> static __device__ __forceinline__ void produce_codes(const
         expand_tiles(p, m, warp);
     } else if (warp == CODE_WARPS) {
         find_tiles(p, m);
-    } else {
+    } else if (warp == CODE_WARPS + 1) {
         gather_rows(p, m);
     }
 }

@@ -109,6 +109,7 @@ bool ptx_mbarrier_try(uint32_t barrier, uint32_t parity)
 static struct named {
     int arrived, threads;
     unsigned generation;
+    bool yes, any; /* of those that wait for this generation, of the one before */
 } named[16][16];
 
 void ptx_barrier_arrive(int id, int threads)
@@ -120,9 +121,19 @@ void ptx_barrier_arrive(int id, int threads)
     b->threads = threads;
     if (++b->arrived == threads) {
         b->arrived = 0;
+        b->any = b->yes;
+        b->yes = false;
         b->generation++;
     }
     progress = true;
+}
+
+bool ptx_barrier_any(int id, int threads, bool yes)
+{
+    struct named *b = &named[emu_rank()][id];
+    b->yes |= yes;
+    ptx_barrier_sync(id, threads);
+    return b->any; /* the next generation ends once all have left this one */
 }
 
 void ptx_barrier_sync(int id, int threads)
@@ -402,6 +413,7 @@ static void multiply(const product &p, int warp)
     static float a[16][16], b[16][256];
     uint32_t a_at = (uint32_t)(p.a_descriptor & 0x3FFF) << 4, b_at = (uint32_t)(p.b_descriptor & 0x3FFF) << 4;
     uint32_t a_row = p.a_descriptor >> 63 ? 64 : 128, b_row = p.b_descriptor >> 63 ? 64 : 128;
+    bool a_columns = (p.a_descriptor >> 62 & 1) != 0;
     uint32_t leading = (uint32_t)(p.b_descriptor >> 16 & 0x3FFF) << 4;
     for (int r = 0; r < 16; r++) {
         for (int k = 0; k < 16; k++) {
@@ -411,7 +423,7 @@ static void multiply(const product &p, int warp)
                 bits = pair >> (16 * (k % 2)) & 0xFFFF;
             } else {
                 uint32_t row = (uint32_t)(warp % 4 * 16 + r);
-                bits = shared_16(a_at + row * a_row + (uint32_t)k * 2, a_row);
+                bits = shared_16(a_at + (a_columns ? (uint32_t)k * 128 + row * 2 : row * a_row + (uint32_t)k * 2), a_row);
             }
             a[r][k] = number(bits, p.f16);
         }
@@ -530,15 +542,31 @@ struct matrix_store {
     uint32_t address;
 };
 
+static uint32_t matrix_row(void **lanes, int matrix, int row)
+{
+    uint32_t at = ((matrix_store *)lanes[matrix * 8 + row])->address;
+    if (at % 16) {
+        fail("stmatrix: bad address");
+    }
+    return at;
+}
+
 static void step_store(void **lanes)
 {
     for (int l = 0; l < 32; l++) {
         for (int m = 0; m < 4; m++) {
-            uint32_t at = ((matrix_store *)lanes[m * 8 + l / 4])->address;
-            if (at % 16) {
-                fail("stmatrix: bad address");
-            }
-            memcpy(emu_shared() + at + l % 4 * 4, &((matrix_store *)lanes[l])->r[m], 4);
+            memcpy(emu_shared() + matrix_row(lanes, m, l / 4) + l % 4 * 4, &((matrix_store *)lanes[l])->r[m], 4);
+        }
+    }
+}
+
+static void step_store_trans(void **lanes)
+{
+    for (int l = 0; l < 32; l++) {
+        for (int i = 0; i < 8; i++) {
+            int m = i / 2, column = l % 4 * 2 + i % 2;
+            uint16_t x = (uint16_t)(((matrix_store *)lanes[l])->r[m] >> (16 * (i % 2)));
+            memcpy(emu_shared() + matrix_row(lanes, m, column) + l / 4 * 2, &x, 2);
         }
     }
 }
@@ -547,6 +575,12 @@ void ptx_stmatrix_x4(uint32_t address, const uint32_t r[4])
 {
     matrix_store m = {r, address};
     emu_meet(step_store, &m);
+}
+
+void ptx_stmatrix_x4_trans(uint32_t address, const uint32_t r[4])
+{
+    matrix_store m = {r, address};
+    emu_meet(step_store_trans, &m);
 }
 
 /* ---- a block ----------------------------------------------------------------------------------------------------- */
