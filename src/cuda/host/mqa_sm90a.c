@@ -67,13 +67,13 @@ static const fmlac_kernel kernels[5][2][2] = {
 };
 
 /* Few rows of queries of quantised tokens, [rows: 16, 32][dims: 512, 576]. */
-#define FEW(name, rows, warps)                                                                                         \
+#define FEW(name, rows)                                                                                                \
     {                                                                                                                  \
-        name, #name, FMLA_BF16, rows, FMLAC_FEW_TOKENS(rows), warps, 227, 0                                            \
+        name, #name, FMLA_BF16, rows, FMLAC_FEW_TOKENS(rows), 20, 227, 0                                               \
     }
 static const fmlac_kernel few[2][2] = {
-    {FEW(fmlak_mqa_few16_bf16_512_sm90a, 16, 20), FEW(fmlak_mqa_few16_bf16_576_sm90a, 16, 20)},
-    {FEW(fmlak_mqa_few32_bf16_512_sm90a, 32, 16), FEW(fmlak_mqa_few32_bf16_576_sm90a, 32, 16)},
+    {FEW(fmlak_mqa_few16_bf16_512_sm90a, 16), FEW(fmlak_mqa_few16_bf16_576_sm90a, 16)},
+    {FEW(fmlak_mqa_few32_bf16_512_sm90a, 32), FEW(fmlak_mqa_few32_bf16_576_sm90a, 32)},
 };
 
 /* Pairs of blocks, [dims: 512, 576]. */

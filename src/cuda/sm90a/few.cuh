@@ -6,9 +6,9 @@
  * first operand of both, K-major and MN-major.
  *
  * ROLES       warps                                registers (ROWS 16, 32)   work
- *   scorer    0..3                                 88, 104                   Q, scores, weights
- *   summer    4..7                                 152, 208                  all output dims, output
- *   producers 8..19 (ROWS 32: 8..15)               80, 96                    token tiles into shared memory
+ *   scorer    0..3                                 88                        Q, scores, weights
+ *   summer    4..7                                 152, 176                  all output dims, output
+ *   producers 8..19                                80, 72                    token tiles into shared memory
  *
  * SHARED MEMORY and BARRIERS as the relay's (plan.cuh, relay.cuh), but:
  *   free[s][2]     4 warps     scorer: has the scores; summer: has the sums    producers    slot s
@@ -33,11 +33,11 @@
 #define FEW_MOVED 2 /* references have moved */
 
 struct few_of {
-    static constexpr int PRODUCER_WARPS = (CODE_WARPS + 2 + 3) / 4 * 4;
+    static constexpr int PRODUCER_WARPS = 12;
     static constexpr int THREADS = (MMA_WARPS + PRODUCER_WARPS) * 32;
-    static constexpr int SCORER_REGISTERS = ROWS == 16 ? 88 : 104;
-    static constexpr int SUMMER_REGISTERS = ROWS == 16 ? 152 : 208;
-    static constexpr int PRODUCER_REGISTERS = ROWS == 16 ? 80 : 96;
+    static constexpr int SCORER_REGISTERS = 88;
+    static constexpr int SUMMER_REGISTERS = ROWS == 16 ? 152 : 176;
+    static constexpr int PRODUCER_REGISTERS = ROWS == 16 ? 80 : 72;
 };
 
 /* The tile of a slot, and its weights: rows of heads. */
@@ -54,11 +54,10 @@ template <int BLOCKS> static __device__ __forceinline__ tile_view few_view(uint3
 
 /* ---- the scorer -------------------------------------------------------------------------------------------------- */
 
-/* s = tile * Q^T, in two chains, as each of these products alone is shorter than its latency. */
+/* s + other = tile * Q^T: two chains, as each of these products alone is shorter than its latency. */
 template <int BLOCKS>
-static __device__ __forceinline__ void few_scores(float s[FEW_SCORES], uint32_t q, uint32_t k)
+static __device__ __forceinline__ void few_scores(float s[FEW_SCORES], float other[FEW_SCORES], uint32_t q, uint32_t k)
 {
-    float other[FEW_SCORES];
     ptx_wgmma_hold<FEW_SCORES>(s);
     ptx_wgmma_hold<FEW_SCORES>(other);
     ptx_wgmma_fence();
@@ -72,6 +71,10 @@ static __device__ __forceinline__ void few_scores(float s[FEW_SCORES], uint32_t 
         }
     }
     ptx_wgmma_commit();
+}
+
+static __device__ __forceinline__ void few_scores_there(float s[FEW_SCORES], float other[FEW_SCORES])
+{
     ptx_wgmma_wait<0>();
     ptx_wgmma_hold<FEW_SCORES>(s);
     ptx_wgmma_hold<FEW_SCORES>(other);
@@ -94,16 +97,18 @@ static __device__ __forceinline__ uint32_t score_tiles(few_heads &heads, uint32_
         const uint32_t slot = t & 1;
         const tile_view v = few_view<BLOCKS>(slot);
         const int32_t first = (c.begin + (int32_t)t) * TOKENS, all_see = *(const volatile int32_t *)&c.all_see;
-        float s[FEW_SCORES];
+        float s[FEW_SCORES], other[FEW_SCORES];
         uint32_t a[FEW_SCORES / 2];
         ptx_mbarrier_wait(ptx_shared_address(m->full[slot]), tile_parity(uses, t));
-        few_scores<BLOCKS>(s, q, v.k);
+        few_scores<BLOCKS>(s, other, q, v.k);
         const volatile uint32_t *mask = m->mask[slot];
+        const bool masked = uniform(mask[0] & mask[1]) != 0xFFFFFFFFu || all_see < first + TOKENS;
         more = more_after(m, slot);
+        few_scores_there(s, other);
         if (all_see < first + TOKENS && all_see < c.work.main_count) {
             clean_tile<0>(c, v.at, first, SCORER);
         }
-        if (uniform(mask[0] & mask[1]) != 0xFFFFFFFFu || all_see < first + TOKENS || warp * 16 >= TOKENS) {
+        if (masked || warp * 16 >= TOKENS) {
             few_hide(s, m, c, slot, first, warp);
         }
         const bool moved = few_weigh(s, heads, m, slot, a, t == 0);

@@ -196,8 +196,10 @@ static __device__ __forceinline__ void gather_some(const fmlac_pool &pool, const
     }
 }
 
-/* The gatherer. */
-template <int BLOCKS> static __device__ __forceinline__ void gather_rows(const fmlac_mqa &p, plan<BLOCKS> *m)
+/* A gatherer. Of two, each has every other batch of a warp; where a warp has but one place, the first has all: who skips
+ * a use of a barrier could take the phase before last for the one it waits for. */
+template <int BLOCKS>
+static __device__ __forceinline__ void gather_rows(const fmlac_mqa &p, plan<BLOCKS> *m, uint32_t which)
 {
     raw_ring r = ring_begin<BLOCKS>(p);
 #pragma unroll 1
@@ -212,7 +214,10 @@ template <int BLOCKS> static __device__ __forceinline__ void gather_rows(const f
         const uint32_t row_bytes = pool.data_row_bytes;
         const bool whole = (note & NOTE_WHOLE) != 0 && pool.aligned;
 #pragma unroll 1
-        for (uint32_t batch = 0; batch < CODE_BATCHES; batch++) {
+        for (uint32_t batch = 0; batch < CODE_BATCHES; batch++, ring_next(r)) {
+            if (GATHERERS > 1 && (r.places > 1 ? batch : 0) != which) {
+                continue;
+            }
             const gather_place g = {raw_batch(m, r, 0), r.places * BATCH_ROWS * r.pitch,
                                     ptx_shared_address(&m->raw_full[0][r.at]),
                                     ptx_shared_address(&m->raw_empty[0][r.at]), r.parity ^ 1};
@@ -222,7 +227,6 @@ template <int BLOCKS> static __device__ __forceinline__ void gather_rows(const f
             } else {
                 gather_some(pool, places, m->notes[at], batch, g, r.pitch);
             }
-            ring_next(r);
         }
         arrive_warp(ptx_shared_address(&m->places_empty[at]));
     }

@@ -60,6 +60,13 @@ static __device__ __forceinline__ void begin_named_barriers(void)
 #define CODE_WARPS 6
 #endif
 #define BATCH_ROWS   4
+#ifdef FMLAC_FEW
+#define GATHERERS 2
+#define FETCHERS  1 /* warps that bring rows to L2 ahead of time; 0: the finder does */
+#else
+#define GATHERERS 1
+#define FETCHERS  0
+#endif
 #define BATCHES_MAX  (ROWS == 32 ? 4 : 3)
 #define CODE_BATCHES (TOKENS / CODE_WARPS / BATCH_ROWS) /* of a warp in a tile */
 
