@@ -69,7 +69,7 @@ static const fmlac_kernel kernels[5][2][2] = {
 /* Few rows of queries of quantised tokens, [rows: 16, 32][dims: 512, 576]. */
 #define FEW(name, rows)                                                                                                \
     {                                                                                                                  \
-        name, #name, FMLA_BF16, rows, FMLAC_FEW_TOKENS(rows), 20, 227, 0                                               \
+        name, #name, FMLA_BF16, rows, FMLAC_FEW_TOKENS(rows), (rows) == 16 ? 28 : 24, 227, 0                                         \
     }
 static const fmlac_kernel few[2][2] = {
     {FEW(fmlak_mqa_few16_bf16_512_sm90a, 16), FEW(fmlak_mqa_few16_bf16_576_sm90a, 16)},
@@ -243,7 +243,11 @@ static const fmlac_kernel *choose_few(const fmlac_mqa *p)
 {
     int64_t rows = p->h_q / p->h_kv * (p->main.kind == FMLAC_LIST_PAGED ? p->s_q : 1);
     bool ragged = p->main.kind == FMLAC_LIST_PAGED && p->cu_seqlens_q;
-    return ragged || rows > FMLAC_FEW_ROWS || !fmlac_hopper_unpaired(p) ? NULL : &few[rows > 16][p->d_qk > 512];
+    bool narrow = FMLAC_RAW_PITCH(p->main.pool.data_row_bytes) <= FMLAC_FEW_PITCH_MAX &&
+                  (p->extra.kind == FMLAC_LIST_NONE ||
+                   FMLAC_RAW_PITCH(p->extra.pool.data_row_bytes) <= FMLAC_FEW_PITCH_MAX);
+    bool fits = !ragged && narrow && rows <= FMLAC_FEW_ROWS && fmlac_hopper_unpaired(p);
+    return fits ? &few[rows > 16][p->d_qk > 512] : NULL;
 }
 
 bool fmlac_hopper_few(const fmlac_kernel *kernel)

@@ -33,11 +33,12 @@
 #define FEW_MOVED 2 /* references have moved */
 
 struct few_of {
-    static constexpr int PRODUCER_WARPS = 12;
+    static constexpr int PRODUCER_WARPS = (CODE_WARPS + 1 + GATHERERS + FETCHERS + 3) / 4 * 4;
     static constexpr int THREADS = (MMA_WARPS + PRODUCER_WARPS) * 32;
-    static constexpr int SCORER_REGISTERS = 88;
-    static constexpr int SUMMER_REGISTERS = ROWS == 16 ? 152 : 176;
-    static constexpr int PRODUCER_REGISTERS = ROWS == 16 ? 80 : 72;
+    static constexpr int SCORER_REGISTERS = ROWS == 16 ? 72 : 80;
+    static constexpr int SUMMER_REGISTERS = ROWS == 16 ? 136 : 168;
+    static constexpr int EXPAND_REGISTERS = 56;
+    static constexpr int OTHER_REGISTERS = ROWS == 16 ? 72 : 64;
 };
 
 /* The tile of a slot, and its weights: rows of heads. */
@@ -84,6 +85,17 @@ static __device__ __forceinline__ void few_scores_there(float s[FEW_SCORES], flo
     }
 }
 
+/* All bits are 1 if all tokens of a tile are there. */
+template <int BLOCKS> static __device__ __forceinline__ uint32_t tokens_there(const plan<BLOCKS> *m, uint32_t slot)
+{
+    uint32_t all = 0xFFFFFFFFu;
+#pragma unroll
+    for (int i = 0; i < 16 / WARP_ROWS; i++) {
+        all &= *(const volatile uint32_t *)&m->mask[slot][i];
+    }
+    return all;
+}
+
 /* Tiles of a piece that has some. Returns how many. parity: of the piece's number. */
 template <int BLOCKS>
 static __device__ __forceinline__ uint32_t score_tiles(few_heads &heads, uint32_t q, plan<BLOCKS> *m,
@@ -101,8 +113,7 @@ static __device__ __forceinline__ uint32_t score_tiles(few_heads &heads, uint32_
         uint32_t a[FEW_SCORES / 2];
         ptx_mbarrier_wait(ptx_shared_address(m->full[slot]), tile_parity(uses, t));
         few_scores<BLOCKS>(s, other, q, v.k);
-        const volatile uint32_t *mask = m->mask[slot];
-        const bool masked = uniform(mask[0] & mask[1]) != 0xFFFFFFFFu || all_see < first + TOKENS;
+        const bool masked = uniform(tokens_there(m, slot)) != 0xFFFFFFFFu || all_see < first + TOKENS;
         more = more_after(m, slot);
         few_scores_there(s, other);
         if (all_see < first + TOKENS && all_see < c.work.main_count) {
@@ -259,14 +270,17 @@ template <int BLOCKS> static __device__ __forceinline__ void few(const fmlac_mqa
     ptx_grid_launch_dependents();
     const int group = __shfl_sync(0xFFFFFFFFu, (int)(threadIdx.x / 128), 0);
     if (group == SCORER) {
-        ptx_registers_give<few_of::SCORER_REGISTERS>();
+        ptx_registers_take<few_of::SCORER_REGISTERS>();
         score<BLOCKS>(p, m);
     } else if (group == 1) {
         ptx_registers_take<few_of::SUMMER_REGISTERS>();
         sum<BLOCKS>(p, m);
+    } else if (group < (MMA_WARPS + CODE_WARPS) / 4) {
+        ptx_registers_give<few_of::EXPAND_REGISTERS>();
+        expand_tiles<BLOCKS>(p, m, uniform(threadIdx.x / 32) - MMA_WARPS);
     } else {
-        ptx_registers_give<few_of::PRODUCER_REGISTERS>();
-        produce_codes<BLOCKS>(p, m);
+        ptx_registers_give<few_of::OTHER_REGISTERS>();
+        bring_codes<BLOCKS>(p, m, uniform(threadIdx.x / 32) - MMA_WARPS - CODE_WARPS);
     }
 }
 

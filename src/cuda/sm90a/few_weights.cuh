@@ -193,12 +193,12 @@ template <int BLOCKS>
 static __device__ __forceinline__ void few_hide(float s[FEW_SCORES], const plan<BLOCKS> *m, const piece &c,
                                                 uint32_t slot, int32_t first, uint32_t warp)
 {
-    const volatile uint32_t *mask = m->mask[slot];
+    const volatile uint8_t *mask = (const volatile uint8_t *)m->mask[slot];
     const volatile int32_t *seen = c.seen;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const uint32_t token = warp * 16 + h * 8 + ptx_thread() % 32 / 4;
-        const bool there = token < TOKENS && (mask[token / 32] >> (token % 32) & 1) != 0;
+        const bool there = token < TOKENS && (mask[token / WARP_ROWS] >> (token % WARP_ROWS) & 1) != 0;
 #pragma unroll
         for (int column = 0; column < FEW_COLUMNS; column++) {
             float &x = s[column / 2 * 4 + 2 * h + column % 2];

@@ -17,6 +17,9 @@
 #define MMA_WARPS   8
 #define RING        128                                 /* entries of a list that a producer warp holds */
 #define GUESSES     (WARP_ARRIVALS > 1 ? MMA_WARPS : 1) /* own_guess */
+#ifndef FEW_WARP_ROWS
+#define FEW_WARP_ROWS 4
+#endif
 #define FEW_STAGE   (ROWS * 512)                        /* FEW: 128 dims of all rows as floats */
 
 /* Portions in which a tile arrives: two blocks each, the last also holds block 8. A wait between products costs 100
@@ -55,8 +58,10 @@ static __device__ __forceinline__ void begin_named_barriers(void)
 /* CODES: warps that expand, each its own rows of every tile, BATCH_ROWS at a time, from raw rows in shared memory;
  * batches of a warp that are under way, at most; tiles whose places are known. */
 #ifdef FMLAC_FEW
-#define CODE_WARPS (TOKENS / 8)
+#define WARP_ROWS  FEW_WARP_ROWS
+#define CODE_WARPS (TOKENS / WARP_ROWS)
 #else
+#define WARP_ROWS  8
 #define CODE_WARPS 6
 #endif
 #define BATCH_ROWS   4
@@ -70,6 +75,11 @@ static __device__ __forceinline__ void begin_named_barriers(void)
 #define BATCHES_MAX  (ROWS == 32 ? 4 : 3)
 #define CODE_BATCHES (TOKENS / CODE_WARPS / BATCH_ROWS) /* of a warp in a tile */
 
+#ifdef FMLAC_FEW
+#define RAW_PITCH_MAX FMLAC_FEW_PITCH_MAX
+#else
+#define RAW_PITCH_MAX FMLAC_RAW_PITCH_MAX
+#endif
 #ifdef FMLAC_FEW
 #define RAW_BYTES(blocks) ((blocks) == 8 ? 55296 : ROWS == 32 ? 50688 : 45056)
 #define WEIGHTS(blocks)   (2 * BLOCK_BYTES)
@@ -110,7 +120,7 @@ typedef struct list_scan {
 
 /* CODES: what an expanding warp must know of a tile: which of its rows are attended, a bit for each; of the extra pool;
  * what follows. NOTE_END: no tile at all, and none follows. */
-#define NOTE_THERE      0xFFu
+#define NOTE_THERE      ((1u << WARP_ROWS) - 1)
 #define NOTE_EXTRA_POOL 0x100u
 #define NOTE_NEXT       0x200u /* another tile of the piece */
 #define NOTE_END        0x400u
@@ -128,7 +138,7 @@ template <int BLOCKS> struct plan {
     float sum[ROWS], last[ROWS], max[ROWS]; /* of a piece that ends: sums of weights, their references, maxima */
     float sink[ROWS];                       /* of the piece in hand, in base 2 */
     uint32_t met;                           /* another result is there to be joined (join.cuh) */
-    uint32_t mask[2][2];                    /* tokens of a slot that are there */
+    uint32_t mask[2][16 / WARP_ROWS];       /* tokens of a slot that are there; CODES: a byte for a warp's */
     uint32_t more[2];                       /* another tile of the piece follows; in turns STATE_... of it */
     uint64_t full[2][PORTIONS];
     uint64_t free[2][2]; /* per slot: dims 0..255, 256..511; block 8 goes with the latter */

@@ -32,7 +32,8 @@
 
 #ifdef FMLAC_CODES
 static_assert(CODE_WARPS * WARP_ROWS == TOKENS && CODE_BATCHES * BATCH_ROWS == WARP_ROWS, "every row has a warp");
-static_assert(CODE_WARPS * BATCH_ROWS * FMLAC_RAW_PITCH_MAX <= RAW_BYTES(9), "a batch of any format fits");
+static_assert(GATHER_PAIRS * 2 * GATHERERS == CODE_WARPS, "every warp has a gatherer");
+static_assert(CODE_WARPS * BATCH_ROWS * RAW_PITCH_MAX <= RAW_BYTES(9), "a batch of any format fits");
 #endif
 
 template <int BLOCKS> static __device__ __forceinline__ void init_codes(plan<BLOCKS> *m)
@@ -46,7 +47,9 @@ template <int BLOCKS> static __device__ __forceinline__ void init_codes(plan<BLO
         ptx_mbarrier_init(ptx_shared_address(&m->raw_full[0][i]), WARP_ARRIVALS);
         ptx_mbarrier_init(ptx_shared_address(&m->raw_empty[0][i]), WARP_ARRIVALS);
     }
-    m->mask[0][1] = m->mask[1][1] = 0xFFFFFFFFu; /* bits beyond the tile stay so */
+    for (uint32_t i = TOKENS / (4 * WARP_ROWS); i < 16 / WARP_ROWS; i++) { /* bits beyond the tile stay so */
+        m->mask[0][i] = m->mask[1][i] = 0xFFFFFFFFu;
+    }
 }
 
 /* ---- finding ----------------------------------------------------------------------------------------------------- */
@@ -111,7 +114,7 @@ static __device__ __forceinline__ void note_tile(const fmlac_mqa &p, const fmlac
     }
     note |= (there[0] & (there[1] | (uint32_t)(~0ull << (TOKENS - 32)))) == 0xFFFFFFFFu ? NOTE_WHOLE : 0;
     if (lane < CODE_WARPS) {
-        m->notes[at][lane] = ((lane < 4 ? there[0] : there[1]) >> WARP_ROWS * (lane % 4) & NOTE_THERE) | note;
+        m->notes[at][lane] = ((lane < 32 / WARP_ROWS ? there[0] : there[1]) >> WARP_ROWS * (lane % (32 / WARP_ROWS)) & NOTE_THERE) | note;
     }
     arrive_together(ptx_shared_address(&m->places_full[at]));
 #pragma unroll
@@ -206,12 +209,10 @@ template <int BLOCKS> static __device__ __forceinline__ void find_tiles(const fm
         int32_t position = begin * TOKENS;
         list_ahead ahead = {{-1, -1}}, next = ahead;
         bool there = begin < end, straight = STRAIGHT && !is_paged(&p);
-        list_scan scan;
         if (there) {
             ahead = scan_begin(p, w, begin, end, &m->scans[0]);
             if (STRAIGHT) {
-                scan = m->scans[0];
-                next = scan_fetch(p, w, &scan, position + 64);
+                next = scan_fetch(p, w, &m->scans[0], position + 64);
             }
             if (i > 0) {
                 prefetch_q(p, w);
@@ -221,7 +222,7 @@ template <int BLOCKS> static __device__ __forceinline__ void find_tiles(const fm
         while (there) {
             tile_tokens found;
             uint32_t entries[2] = {(uint32_t)ahead.entry[0], (uint32_t)ahead.entry[1]};
-            if (straight && !scan_straight(&scan, ahead, next, position, &found)) {
+            if (straight && !scan_straight(&m->scans[0], ahead, next, position, &found)) {
                 straight = false; /* the search goes on from here */
                 if (lane == 0) {
                     m->scans[0].at = position;
@@ -229,7 +230,7 @@ template <int BLOCKS> static __device__ __forceinline__ void find_tiles(const fm
             }
             if (straight) {
                 ahead = next;
-                next = scan_fetch(p, w, &scan, position + 128);
+                next = scan_fetch(p, w, &m->scans[0], position + 128);
             } else {
                 found = scan_next(p, w, &m->scans[0], &ahead, m->entries[0]);
             }
@@ -361,7 +362,7 @@ static __device__ __forceinline__ void tile_done(plan<BLOCKS> *m, uint32_t slot,
 {
     uint32_t lane = threadIdx.x % 32;
     if (lane == 0) {
-        ((volatile uint8_t *)m->mask[slot])[warp] = (uint8_t)note;
+        ((volatile uint8_t *)m->mask[slot])[warp] = (uint8_t)(note | ~NOTE_THERE);
         m->more[slot] = note & NOTE_NEXT;
     }
     ptx_fence_async_proxy();
@@ -413,7 +414,8 @@ static __device__ __forceinline__ void expand_run(const fmlac_mqa &p, plan<BLOCK
         const uint32_t first_row = ptx_shared_address(m->k[slot]) + warp * WARP_ROWS * 128;
         const uint32_t free = ptx_shared_address(m->free[slot]);
         uint32_t scales = ptx_shared_address(m->scales[at][BLOCKS == 8 ? warp * WARP_ROWS : 0]);
-        uint32_t place = first_row + place0, rope = first_row + rope0;
+        const uint32_t odd = warp * WARP_ROWS % 8 * 16; /* where chunks of the first row lie */
+        uint32_t place = first_row + (place0 ^ odd), rope = first_row + (rope0 ^ odd);
 #pragma unroll 1
         for (uint32_t batch = 0; batch < CODE_BATCHES; batch++) {
             code_batch b;
@@ -474,17 +476,26 @@ static __device__ __forceinline__ void expand_tiles(const fmlac_mqa &p, plan<BLO
     }
 }
 
+/* The warps behind those that expand, `warp` of them. */
+template <int BLOCKS>
+static __device__ __forceinline__ void bring_codes(const fmlac_mqa &p, plan<BLOCKS> *m, uint32_t warp)
+{
+    if (warp == 0) {
+        find_tiles(p, m);
+    } else if (warp <= GATHERERS) {
+        gather_rows(p, m, warp - 1);
+    } else if (warp <= GATHERERS + FETCHERS) {
+        fetch_ahead(p, m);
+    }
+}
+
 template <int BLOCKS> static __device__ __forceinline__ void produce_codes(const fmlac_mqa &p, plan<BLOCKS> *m)
 {
     uint32_t warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0) - MMA_WARPS;
     if (warp < CODE_WARPS) {
         expand_tiles(p, m, warp);
-    } else if (warp == CODE_WARPS) {
-        find_tiles(p, m);
-    } else if (warp < CODE_WARPS + 1 + GATHERERS) {
-        gather_rows(p, m, warp - CODE_WARPS - 1);
-    } else if (warp < CODE_WARPS + 1 + GATHERERS + FETCHERS) {
-        fetch_ahead(p, m);
+    } else {
+        bring_codes(p, m, warp - CODE_WARPS);
     }
 }
 
