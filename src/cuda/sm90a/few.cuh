@@ -12,9 +12,10 @@
  *
  * SHARED MEMORY and BARRIERS as the relay's (plan.cuh, relay.cuh), but:
  *   free[s][2]     4 warps     scorer: has the scores; summer: has the sums    producers    slot s
- *   named 1 + s    256         scorer                                         summer       weights[s], state[s],
+ *   named 1 + s    256         both                                           both         weights[s], state[s],
  *                                                                                          reference[s]: factors
- *   named 3        128         scorer                                         itself       Q; tops[]; weights are good
+ *   named 3        128         scorer                                         itself       Q; tops[]
+ *   named 7        256         scorer                                         summer       sums[], maxima[], ends[]
  *   named 4        128         summer                                         itself       its epilogue
  * Weights of tile t + 2 lie where those of tile t did: the scorer has waited for tile t + 2, which came once the summer
  * was done with tile t. What a piece ends with (sums, maxima, ends) has two places: the piece after the next is not
@@ -28,9 +29,8 @@
 #include "few_output.cuh"
 #include "relay.cuh"
 
-#define SCORER    0
-#define FEW_MORE  1 /* state[]: another tile of the piece follows */
-#define FEW_MOVED 2 /* references have moved */
+#define SCORER       0
+#define BARRIER_SUMS BARRIER_SINKS /* what a piece ends with is there */
 
 struct few_of {
     static constexpr int PRODUCER_WARPS = (CODE_WARPS + 1 + GATHERERS + FETCHERS + 3) / 4 * 4;
@@ -110,7 +110,6 @@ static __device__ __forceinline__ uint32_t score_tiles(few_heads &heads, uint32_
         const tile_view v = few_view<BLOCKS>(slot);
         const int32_t first = (c.begin + (int32_t)t) * TOKENS, all_see = *(const volatile int32_t *)&c.all_see;
         float s[FEW_SCORES], other[FEW_SCORES];
-        uint32_t a[FEW_SCORES / 2];
         ptx_mbarrier_wait(ptx_shared_address(m->full[slot]), tile_parity(uses, t));
         few_scores<BLOCKS>(s, other, q, v.k);
         const bool masked = uniform(tokens_there(m, slot)) != 0xFFFFFFFFu || all_see < first + TOKENS;
@@ -122,21 +121,15 @@ static __device__ __forceinline__ uint32_t score_tiles(few_heads &heads, uint32_
         if (masked || warp * 16 >= TOKENS) {
             few_hide(s, m, c, slot, first, warp);
         }
-        const bool moved = few_weigh(s, heads, m, slot, a, t == 0);
-        few_publish(a, v.weights_at, warp);
+        few_weigh(s, heads, m, slot, v.weights_at, warp, t == 0, more);
+        free_half<0>(ptx_shared_address(&m->free[slot][0]), more);
         if (p.max_logits.data) {
             few_raise_max(s, heads.max);
         }
-        if (!more) {
-            few_end(heads, m, parity, warp);
-        }
-        if (ptx_thread() == 0) {
-            m->state[slot] = (more ? FEW_MORE : 0) | (moved ? FEW_MOVED : 0);
-        }
-        ptx_barrier_arrive(BARRIER_WEIGHTS + slot, 256);
-        free_half<0>(ptx_shared_address(&m->free[slot][0]), more);
         t++;
     } while (more);
+    few_end(heads, m, parity, warp);
+    ptx_barrier_arrive(BARRIER_SUMS, 256);
     return t;
 }
 
@@ -215,7 +208,8 @@ static __device__ __forceinline__ uint32_t sum_tiles(float o[FEW_OUTPUT], plan<B
     do {
         const uint32_t slot = t & 1;
         const tile_view v = few_view<BLOCKS>(slot);
-        ptx_barrier_sync(BARRIER_WEIGHTS + slot, 256);
+        while (ptx_barrier_any(BARRIER_WEIGHTS + slot, 256, false)) {
+        }
         ptx_fence_async_proxy();
         ptx_mbarrier_wait(ptx_shared_address(m->full[slot]), tile_parity(uses, t));
         state = uniform(*(const volatile uint32_t *)&m->state[slot]);
@@ -231,6 +225,7 @@ static __device__ __forceinline__ uint32_t sum_tiles(float o[FEW_OUTPUT], plan<B
         free_half<0>(ptx_shared_address(&m->free[slot][1]), state);
         t++;
     } while (state & FEW_MORE);
+    ptx_barrier_sync(BARRIER_SUMS, 256);
     return t;
 }
 

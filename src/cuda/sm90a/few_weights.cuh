@@ -6,7 +6,7 @@
  *
  * Weights are made against the references as they are. All warps of the scorer hold all references, so only if a weight
  * exceeds 2^FEW_LAZY (or before the first tile) maxima are exchanged and references move; whether one does is asked in
- * the barrier behind which weights are complete. A head's reference moves if its own maximum asks for it: a row's bits
+ * the barrier behind which the summer has the weights, which then waits for others. A head's reference moves if its own maximum asks for it: a row's bits
  * depend on its own scores alone.
  */
 #ifndef FLASHMLA_CUDA_SM90A_FEW_WEIGHTS_CUH
@@ -18,6 +18,8 @@
 #define FEW_SCORES  (ROWS / 2) /* of a thread */
 #define FEW_COLUMNS (ROWS / 4) /* heads of a thread */
 #define FEW_LAZY    8.0f       /* in base 2 */
+#define FEW_MORE    1          /* state[]: another tile of the piece follows */
+#define FEW_MOVED   2          /* references have moved */
 
 /* What a scorer's thread knows of its heads. */
 typedef struct few_heads {
@@ -147,12 +149,25 @@ static __device__ __forceinline__ void few_raise(const float s[FEW_SCORES], few_
     heads.far = __any_sync(0xFFFFFFFFu, far);
 }
 
-/* Weights of a tile as pairs of heads. Returns whether references have moved. */
+/* Weights to shared memory: rows of heads that hold 64 tokens. `warp`, whose 16 tokens they are. */
+static __device__ __forceinline__ void few_publish(const uint32_t a[FEW_SCORES / 2], uint32_t weights, uint32_t warp)
+{
+    const uint32_t lane = ptx_thread() % 32;
+#pragma unroll
+    for (int i = 0; i < ROWS / 16; i++) {
+        const uint32_t head = i * 16 + lane / 16 * 8 + lane % 8, chunk = 2 * warp + lane / 8 % 2;
+        ptx_stmatrix_x4_trans(weights + head * 128 + ((chunk ^ head) & 7) * 16, a + 4 * i);
+    }
+}
+
+/* Scores of a tile to weights that the summer has: `weights`, where they go. more: another tile follows. */
 template <int BLOCKS>
-static __device__ __forceinline__ bool few_weigh(const float s[FEW_SCORES], few_heads &heads, plan<BLOCKS> *m,
-                                                 uint32_t slot, uint32_t a[FEW_SCORES / 2], bool first)
+static __device__ __forceinline__ void few_weigh(const float s[FEW_SCORES], few_heads &heads, plan<BLOCKS> *m,
+                                                 uint32_t slot, uint32_t weights, uint32_t warp, bool first,
+                                                 uint32_t more)
 {
     float sum[FEW_COLUMNS], base[FEW_COLUMNS];
+    uint32_t a[FEW_SCORES / 2];
     bool moves = false;
 #pragma unroll
     for (int c = 0; c < FEW_COLUMNS; c++) {
@@ -166,25 +181,17 @@ static __device__ __forceinline__ bool few_weigh(const float s[FEW_SCORES], few_
         }
         bool fine = heads.far ? few_against<1>(s, heads.scale, base, a, sum)
                               : few_against<0>(s, heads.scale, base, a, sum);
-        if (moves || !ptx_barrier_any(BARRIER_GROUP, 128, !fine)) {
+        few_publish(a, weights, warp);
+        if (ptx_thread() == 0) {
+            m->state[slot] = (more ? FEW_MORE : 0) | (moves ? FEW_MOVED : 0);
+        }
+        if (!ptx_barrier_any(BARRIER_WEIGHTS + slot, 256, !fine && !moves)) {
             break;
         }
     }
 #pragma unroll
     for (int c = 0; c < FEW_COLUMNS; c++) {
         heads.sum[c] += sum[c];
-    }
-    return moves;
-}
-
-/* Weights to shared memory: rows of heads that hold 64 tokens. `warp`, whose 16 tokens they are. */
-static __device__ __forceinline__ void few_publish(const uint32_t a[FEW_SCORES / 2], uint32_t weights, uint32_t warp)
-{
-    const uint32_t lane = ptx_thread() % 32;
-#pragma unroll
-    for (int i = 0; i < ROWS / 16; i++) {
-        const uint32_t head = i * 16 + lane / 16 * 8 + lane % 8, chunk = 2 * warp + lane / 8 % 2;
-        ptx_stmatrix_x4_trans(weights + head * 128 + ((chunk ^ head) & 7) * 16, a + 4 * i);
     }
 }
 
