@@ -69,7 +69,7 @@ static const fmlac_kernel kernels[5][2][2] = {
 /* Few rows of queries of quantised tokens, [rows: 16, 32][dims: 512, 576]. */
 #define FEW(name, rows)                                                                                                \
     {                                                                                                                  \
-        name, #name, FMLA_BF16, rows, FMLAC_FEW_TOKENS(rows), (rows) == 16 ? 28 : 24, 227, 0                                         \
+        name, #name, FMLA_BF16, rows, FMLAC_FEW_TOKENS(rows), (rows) == 16 ? 28 : 24, 227, 0                           \
     }
 static const fmlac_kernel few[2][2] = {
     {FEW(fmlak_mqa_few16_bf16_512_sm90a, 16), FEW(fmlak_mqa_few16_bf16_576_sm90a, 16)},

@@ -36,9 +36,9 @@ struct few_of {
     static constexpr int PRODUCER_WARPS = (CODE_WARPS + 1 + GATHERERS + FETCHERS + 3) / 4 * 4;
     static constexpr int THREADS = (MMA_WARPS + PRODUCER_WARPS) * 32;
     static constexpr int SCORER_REGISTERS = ROWS == 16 ? 72 : 80;
-    static constexpr int SUMMER_REGISTERS = ROWS == 16 ? 136 : 168;
+    static constexpr int SUMMER_REGISTERS = ROWS == 16 ? 136 : 176;
     static constexpr int EXPAND_REGISTERS = 56;
-    static constexpr int OTHER_REGISTERS = ROWS == 16 ? 72 : 64;
+    static constexpr int OTHER_REGISTERS = ROWS == 16 ? 72 : 56;
 };
 
 /* The tile of a slot, and its weights: rows of heads. */

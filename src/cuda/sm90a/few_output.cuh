@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * few_output.cuh: the summer's epilogue (few.cuh): 128 threads that hold all output dims of few rows, transposed: o[8][..]
- * are blocks of 64 dims, of which warp w has dims 16w + g and 16w + g + 8, and heads as the scorer's threads have them.
+ * few_output.cuh: the summer's epilogue (few.cuh): 128 threads that hold all output dims of few rows, transposed:
+ * o[8][..] are blocks of 64 dims, of which warp w has dims 16w + g and 16w + g + 8, and heads as the scorer's threads
+ * have them.
  * Output and partial results go out through shared memory, 128 dims of all rows at a time. Results that are joined
  * (join.cuh) lie as registers have them.
  */
@@ -189,9 +190,15 @@ static __device__ __forceinline__ void few_store(const fmlac_mqa &p, const piece
     const uint32_t stage = ptx_shared_address(m->stage);
     const int rows = (int)uniform((uint32_t)c.work.rows);
     const bool partial = uniform((uint32_t)(c.place >> 32)) == 0; /* -1: none */
+#pragma unroll 1
+    for (uint32_t step = 0; step < 4; step++) {
+        const uint32_t i = uniform(step); /* not known to compilers: the way out is there once */
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        few_stage(o + i * 2 * FEW_SCORES, stage);
+        for (uint32_t k = 0; k < 4; k++) {
+            if (i == k) {
+                few_stage(o + k * 2 * FEW_SCORES, stage);
+            }
+        }
         ptx_barrier_sync(FEW_BARRIER, 128);
 #pragma unroll 1
         for (int row = warp; row < rows; row += 4) {
@@ -200,10 +207,11 @@ static __device__ __forceinline__ void few_store(const fmlac_mqa &p, const piece
             ptx_load_shared_128(x, stage + stage_offset((uint32_t)row, (uint32_t)lane * 4));
             float4 four = {__uint_as_float(x[0]) * f, __uint_as_float(x[1]) * f, __uint_as_float(x[2]) * f,
                            __uint_as_float(x[3]) * f};
+            const int column = (int)i * 128 + lane * 4;
             if (partial) {
-                *(float4 *)(p.cut.partial + (c.place * p.tile_rows + row) * OUT_COLUMNS + i * 128 + lane * 4) = four;
+                *(float4 *)(p.cut.partial + (c.place * p.tile_rows + row) * OUT_COLUMNS + column) = four;
             } else {
-                store_four(p.out, piece_row(p, p.out, c, row), i * 128 + lane * 4, p.d_v, four);
+                store_four(p.out, piece_row(p, p.out, c, row), column, p.d_v, four);
             }
         }
         ptx_barrier_sync(FEW_BARRIER, 128);

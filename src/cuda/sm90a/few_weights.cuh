@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * few_weights.cuh: scores to weights where tokens are rows and heads are columns (few.cuh), by the four warps of the
- * scorer. A thread has two tokens, g and g + 8 of its warp's 16, and COLUMNS = ROWS / 4 heads: s[4j + 2h + i] is that of
- * token g + 8h and head 8j + 2q + i, which is its column 2j + i.
+ * scorer. A thread has two tokens, g and g + 8 of its warp's 16, and FEW_COLUMNS heads: s[4j + 2h + i] is that of token
+ * g + 8h and head 8j + 2q + i, which is its column 2j + i.
  *
  * Weights are made against the references as they are. All warps of the scorer hold all references, so only if a weight
  * exceeds 2^FEW_LAZY (or before the first tile) maxima are exchanged and references move; whether one does is asked in
- * the barrier behind which the summer has the weights, which then waits for others. A head's reference moves if its own maximum asks for it: a row's bits
- * depend on its own scores alone.
+ * the barrier behind which the summer has the weights; it then waits for others. A head's reference moves if its own
+ * maximum asks for it: a row's bits depend on its own scores alone.
  */
 #ifndef FLASHMLA_CUDA_SM90A_FEW_WEIGHTS_CUH
 #define FLASHMLA_CUDA_SM90A_FEW_WEIGHTS_CUH
@@ -53,7 +53,8 @@ template <int FAR> static __device__ __forceinline__ float few_relative(float sc
     return FAR && fmlac_is_far(base) ? __fmul_rn(score, scale) - base : fmaf(score, scale, -base);
 }
 
-/* Weights against base[], as pairs of heads a[2j + h]; false: one is too large, or no number. sum[]: before rounding. */
+/* Weights against base[], as pairs of heads a[2j + h]; false: one is too large, or no number. sum[]: before
+ * rounding. */
 template <int FAR>
 static __device__ __forceinline__ bool few_against(const float s[FEW_SCORES], float scale,
                                                    const float base[FEW_COLUMNS], uint32_t a[FEW_SCORES / 2],

@@ -114,7 +114,8 @@ static __device__ __forceinline__ void note_tile(const fmlac_mqa &p, const fmlac
     }
     note |= (there[0] & (there[1] | (uint32_t)(~0ull << (TOKENS - 32)))) == 0xFFFFFFFFu ? NOTE_WHOLE : 0;
     if (lane < CODE_WARPS) {
-        m->notes[at][lane] = ((lane < 32 / WARP_ROWS ? there[0] : there[1]) >> WARP_ROWS * (lane % (32 / WARP_ROWS)) & NOTE_THERE) | note;
+        const int warps = 32 / WARP_ROWS; /* of half a tile */
+        m->notes[at][lane] = ((lane < warps ? there[0] : there[1]) >> WARP_ROWS * (lane % warps) & NOTE_THERE) | note;
     }
     arrive_together(ptx_shared_address(&m->places_full[at]));
 #pragma unroll

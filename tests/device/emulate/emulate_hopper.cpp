@@ -29,10 +29,15 @@ static uint32_t chance(uint32_t n)
     return (chance_state >> 8) % n;
 }
 
-static void fail(const char *what)
+void emu_fail(const char *what)
 {
     fprintf(stderr, "emulated block: %s (thread %d)\n", what, emu_thread_id());
     abort();
+}
+
+static void fail(const char *what)
+{
+    emu_fail(what);
 }
 
 /* ---- barriers in shared memory ----------------------------------------------------------------------------------- */
@@ -423,7 +428,8 @@ static void multiply(const product &p, int warp)
                 bits = pair >> (16 * (k % 2)) & 0xFFFF;
             } else {
                 uint32_t row = (uint32_t)(warp % 4 * 16 + r);
-                bits = shared_16(a_at + (a_columns ? (uint32_t)k * 128 + row * 2 : row * a_row + (uint32_t)k * 2), a_row);
+                uint32_t at = a_columns ? (uint32_t)k * 128 + row * 2 : row * a_row + (uint32_t)k * 2;
+                bits = shared_16(a_at + at, a_row);
             }
             a[r][k] = number(bits, p.f16);
         }
@@ -533,54 +539,6 @@ void emu_product_wait(int pending)
     }
     wait_pending = pending;
     emu_meet(step_wait, NULL);
-}
-
-/* ---- stmatrix ---------------------------------------------------------------------------------------------------- */
-
-struct matrix_store {
-    const uint32_t *r;
-    uint32_t address;
-};
-
-static uint32_t matrix_row(void **lanes, int matrix, int row)
-{
-    uint32_t at = ((matrix_store *)lanes[matrix * 8 + row])->address;
-    if (at % 16) {
-        fail("stmatrix: bad address");
-    }
-    return at;
-}
-
-static void step_store(void **lanes)
-{
-    for (int l = 0; l < 32; l++) {
-        for (int m = 0; m < 4; m++) {
-            memcpy(emu_shared() + matrix_row(lanes, m, l / 4) + l % 4 * 4, &((matrix_store *)lanes[l])->r[m], 4);
-        }
-    }
-}
-
-static void step_store_trans(void **lanes)
-{
-    for (int l = 0; l < 32; l++) {
-        for (int i = 0; i < 8; i++) {
-            int m = i / 2, column = l % 4 * 2 + i % 2;
-            uint16_t x = (uint16_t)(((matrix_store *)lanes[l])->r[m] >> (16 * (i % 2)));
-            memcpy(emu_shared() + matrix_row(lanes, m, column) + l / 4 * 2, &x, 2);
-        }
-    }
-}
-
-void ptx_stmatrix_x4(uint32_t address, const uint32_t r[4])
-{
-    matrix_store m = {r, address};
-    emu_meet(step_store, &m);
-}
-
-void ptx_stmatrix_x4_trans(uint32_t address, const uint32_t r[4])
-{
-    matrix_store m = {r, address};
-    emu_meet(step_store_trans, &m);
 }
 
 /* ---- a block ----------------------------------------------------------------------------------------------------- */
