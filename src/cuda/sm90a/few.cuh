@@ -35,10 +35,17 @@
 struct few_of {
     static constexpr int PRODUCER_WARPS = (CODE_WARPS + 1 + GATHERERS + FETCHERS + 3) / 4 * 4;
     static constexpr int THREADS = (MMA_WARPS + PRODUCER_WARPS) * 32;
+#if FEW_WARP_ROWS == 8
+    static constexpr int SCORER_REGISTERS = 88;
+    static constexpr int SUMMER_REGISTERS = 152;
+    static constexpr int EXPAND_REGISTERS = 80;
+    static constexpr int OTHER_REGISTERS = 80;
+#else
     static constexpr int SCORER_REGISTERS = ROWS == 16 ? 72 : 80;
     static constexpr int SUMMER_REGISTERS = ROWS == 16 ? 136 : 176;
     static constexpr int EXPAND_REGISTERS = 56;
     static constexpr int OTHER_REGISTERS = ROWS == 16 ? 72 : 56;
+#endif
 };
 
 /* The tile of a slot, and its weights: rows of heads. */
@@ -112,8 +119,8 @@ static __device__ __forceinline__ uint32_t score_tiles(few_heads &heads, uint32_
         float s[FEW_SCORES], other[FEW_SCORES];
         ptx_mbarrier_wait(ptx_shared_address(m->full[slot]), tile_parity(uses, t));
         few_scores<BLOCKS>(s, other, q, v.k);
-        const bool masked = uniform(tokens_there(m, slot)) != 0xFFFFFFFFu || all_see < first + TOKENS;
-        more = more_after(m, slot);
+        const bool masked = __any_sync(0xFFFFFFFFu, tokens_there(m, slot) != 0xFFFFFFFFu || all_see < first + TOKENS);
+        more = __any_sync(0xFFFFFFFFu, *(const volatile uint32_t *)&m->more[slot] != 0) ? 1 : 0;
         few_scores_there(s, other);
         if (all_see < first + TOKENS && all_see < c.work.main_count) {
             clean_tile<0>(c, v.at, first, SCORER);
