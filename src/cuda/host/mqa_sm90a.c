@@ -35,10 +35,8 @@ extern void fmlak_mqa_rows_turns_f16_512_sm90a(void);
 extern void fmlak_mqa_rows_turns_f16_576_sm90a(void);
 extern void fmlak_mqa_codes_bf16_512_sm90a(void);
 extern void fmlak_mqa_codes_bf16_576_sm90a(void);
-extern void fmlak_mqa_few16_bf16_512_sm90a(void);
-extern void fmlak_mqa_few16_bf16_576_sm90a(void);
-extern void fmlak_mqa_few32_bf16_512_sm90a(void);
-extern void fmlak_mqa_few32_bf16_576_sm90a(void);
+extern void fmlak_mqa_few_bf16_512_sm90a(void);
+extern void fmlak_mqa_few_bf16_576_sm90a(void);
 extern void fmlak_mqa_pair_bf16_512_sm90a(void);
 extern void fmlak_mqa_pair_bf16_576_sm90a(void);
 
@@ -66,15 +64,12 @@ static const fmlac_kernel kernels[5][2][2] = {
     {{CODES(fmlak_mqa_codes_bf16_512_sm90a), CODES(fmlak_mqa_codes_bf16_576_sm90a)}},
 };
 
-/* Few rows of queries of quantised tokens, [rows: 16, 32][dims: 512, 576]. */
-#define FEW(name, rows)                                                                                                \
+/* Few rows of queries of quantised tokens, [dims: 512, 576]. */
+#define FEW(name)                                                                                                      \
     {                                                                                                                  \
-        name, #name, FMLA_BF16, rows, FMLAC_FEW_TOKENS(rows), (rows) == 16 ? 28 : 24, 227, 0                           \
+        name, #name, FMLA_BF16, FMLAC_FEW_ROWS, FMLAC_FEW_TOKENS, 28, 227, 0                                           \
     }
-static const fmlac_kernel few[2][2] = {
-    {FEW(fmlak_mqa_few16_bf16_512_sm90a, 16), FEW(fmlak_mqa_few16_bf16_576_sm90a, 16)},
-    {FEW(fmlak_mqa_few32_bf16_512_sm90a, 32), FEW(fmlak_mqa_few32_bf16_576_sm90a, 32)},
-};
+static const fmlac_kernel few[2] = {FEW(fmlak_mqa_few_bf16_512_sm90a), FEW(fmlak_mqa_few_bf16_576_sm90a)};
 
 /* Pairs of blocks, [dims: 512, 576]. */
 #define PAIR(name)                                                                                                     \
@@ -247,12 +242,12 @@ static const fmlac_kernel *choose_few(const fmlac_mqa *p)
                   (p->extra.kind == FMLAC_LIST_NONE ||
                    FMLAC_RAW_PITCH(p->extra.pool.data_row_bytes) <= FMLAC_FEW_PITCH_MAX);
     bool fits = !ragged && narrow && rows <= FMLAC_FEW_ROWS && fmlac_hopper_unpaired(p);
-    return fits ? &few[rows > 16][p->d_qk > 512] : NULL;
+    return fits ? &few[p->d_qk > 512] : NULL;
 }
 
 bool fmlac_hopper_few(const fmlac_kernel *kernel)
 {
-    return kernel >= &few[0][0] && kernel <= &few[1][1];
+    return kernel == &few[0] || kernel == &few[1];
 }
 
 const fmlac_kernel *fmlac_hopper_choose(const fmlac_state *state, const fmlac_mqa *p)

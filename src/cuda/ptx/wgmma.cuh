@@ -77,22 +77,12 @@ template <int N> PTX_INLINE void ptx_wgmma_hold(float *d)
                  : PTX_F32x8(d, 0), PTX_F32x8(d, 8), PTX_F32x8(d, 16)                                                  \
                  : "r"(a), "r"(b), "r"(p), "n"(PTX_WGMMA_UPPER))
 
-/* few columns; ta: 1: A is MN-major */
-#define PTX_WGMMA_N16_SS(type, d, a, b, p, ta)                                                                         \
+#define PTX_WGMMA_N16_SS(d, a, b, p, ta)                                                                               \
     asm volatile("{.reg .pred p; .reg .b64 a, b; setp.ne.b32 p, %10, 0; "                                              \
                  "mov.b64 a, {%8, %11}; mov.b64 b, {%9, %11}; "                                                        \
-                 "wgmma.mma_async.sync.aligned.m64n16k16.f32." type "." type " "                                       \
+                 "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 "                                               \
                  "{%0, %1, %2, %3, %4, %5, %6, %7}, a, b, p, 1, 1, " ta ", 0;}"                                        \
                  : PTX_F32x8(d, 0)                                                                                     \
-                 : "r"(a), "r"(b), "r"(p), "n"(PTX_WGMMA_UPPER))
-
-#define PTX_WGMMA_N32_SS(type, d, a, b, p, ta)                                                                         \
-    asm volatile("{.reg .pred p; .reg .b64 a, b; setp.ne.b32 p, %18, 0; "                                              \
-                 "mov.b64 a, {%16, %19}; mov.b64 b, {%17, %19}; "                                                      \
-                 "wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type " "                                       \
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "                            \
-                 "a, b, p, 1, 1, " ta ", 0;}"                                                                          \
-                 : PTX_F32x8(d, 0), PTX_F32x8(d, 8)                                                                    \
                  : "r"(a), "r"(b), "r"(p), "n"(PTX_WGMMA_UPPER))
 
 #define PTX_WGMMA_N64_SS(type, d, a, b, upper, p)                                                                      \
@@ -171,17 +161,13 @@ template <int F16> PTX_INLINE void ptx_wgmma_n48_ss(float *d, uint32_t a, uint32
     }
 }
 
-/* d (64 x COLUMNS, 16 or 32), bf16. MN: A is MN-major: rows of k that hold 64 rows of A. */
-template <int COLUMNS, int MN> PTX_INLINE void ptx_wgmma_few_ss(float *d, uint32_t a, uint32_t b, int accumulate)
+/* d (64 x 16), bf16. MN: A is MN-major: rows of k that hold 64 rows of A. */
+template <int MN> PTX_INLINE void ptx_wgmma_n16_ss(float *d, uint32_t a, uint32_t b, int accumulate)
 {
-    if (COLUMNS == 16 && MN) {
-        PTX_WGMMA_N16_SS("bf16", d, a, b, accumulate, "1");
-    } else if (COLUMNS == 16) {
-        PTX_WGMMA_N16_SS("bf16", d, a, b, accumulate, "0");
-    } else if (MN) {
-        PTX_WGMMA_N32_SS("bf16", d, a, b, accumulate, "1");
+    if (MN) {
+        PTX_WGMMA_N16_SS(d, a, b, accumulate, "1");
     } else {
-        PTX_WGMMA_N32_SS("bf16", d, a, b, accumulate, "0");
+        PTX_WGMMA_N16_SS(d, a, b, accumulate, "0");
     }
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * few.cuh: attention of few query rows (ROWS, 16 or 32) over a list of quantised tokens. Tokens come as the relay's do
+ * few.cuh: attention of few query rows (ROWS, 16) over a list of quantised tokens. Tokens come as the relay's do
  * (source_codes.cuh); the products have their roles swapped, so that the 64 rows a product has are tokens or output
  * dims, and the few rows of queries are its columns: scores^T = K Q^T and output^T = V^T weights^T. The tile is the
  * first operand of both, K-major and MN-major.
@@ -20,8 +20,6 @@
  * Weights of tile t + 2 lie where those of tile t did: the scorer has waited for tile t + 2, which came once the summer
  * was done with tile t. What a piece ends with (sums, maxima, ends) has two places: the piece after the next is not
  * found before the summer is done with it.
- *
- * A tile of 48 tokens is an operand of 64 rows: what lies behind it is multiplied, too, and never looked at.
  */
 #ifndef FLASHMLA_CUDA_SM90A_FEW_CUH
 #define FLASHMLA_CUDA_SM90A_FEW_CUH
@@ -75,7 +73,7 @@ static __device__ __forceinline__ void few_scores(float s[FEW_SCORES], float oth
         for (int i = 0; i < 4; i++) {
             uint32_t of_q = ptx_wgmma_advance(q, at * BLOCK_BYTES + i * 32);
             uint32_t of_k = ptx_wgmma_advance(k, at * TILE_BYTES + i * 32);
-            ptx_wgmma_few_ss<ROWS, 0>(i % 2 == 0 ? s : other, of_k, of_q, at + i / 2 > 0);
+            ptx_wgmma_n16_ss<0>(i % 2 == 0 ? s : other, of_k, of_q, at + i / 2 > 0);
         }
     }
     ptx_wgmma_commit();
@@ -125,7 +123,7 @@ static __device__ __forceinline__ uint32_t score_tiles(few_heads &heads, uint32_
         if (all_see < first + TOKENS && all_see < c.work.main_count) {
             clean_tile<0>(c, v.at, first, SCORER);
         }
-        if (masked || warp * 16 >= TOKENS) {
+        if (masked) {
             few_hide(s, m, c, slot, first, warp);
         }
         few_weigh(s, heads, m, slot, v.weights_at, warp, t == 0, more);
@@ -197,7 +195,7 @@ static __device__ __forceinline__ void few_values(float o[FEW_OUTPUT], uint32_t 
     for (int tokens = 0; tokens < TOKENS / 16; tokens++) {
 #pragma unroll
         for (int block = 0; block < 8; block++) {
-            ptx_wgmma_few_ss<ROWS, 1>(o + block * FEW_SCORES,
+            ptx_wgmma_n16_ss<1>(o + block * FEW_SCORES,
                                       ptx_wgmma_advance(k, block * TILE_BYTES + tokens * 2048),
                                       ptx_wgmma_advance(weights, tokens * 32), 1);
         }

@@ -206,7 +206,7 @@ static __device__ __forceinline__ void few_hide(float s[FEW_SCORES], const plan<
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const uint32_t token = warp * 16 + h * 8 + ptx_thread() % 32 / 4;
-        const bool there = token < TOKENS && (mask[token / WARP_ROWS] >> (token % WARP_ROWS) & 1) != 0;
+        const bool there = (mask[token / WARP_ROWS] >> (token % WARP_ROWS) & 1) != 0;
 #pragma unroll
         for (int column = 0; column < FEW_COLUMNS; column++) {
             float &x = s[column / 2 * 4 + 2 * h + column % 2];

@@ -10,8 +10,8 @@
 #define FMLAC_HOPPER_TOKENS 64  /* tokens of a tile */
 #define FMLAC_PAIR_ROWS     128 /* rows of queries of a pair of blocks */
 #define FMLAC_CODES_TOKENS  48  /* tokens of a tile of quantised tokens: what two tiles leave holds raw rows */
-#define FMLAC_FEW_ROWS      32  /* rows of queries of a block where they are few, at most; there are kernels for 16 */
-#define FMLAC_FEW_TOKENS(rows) ((rows) == 16 ? 64 : 48)
+#define FMLAC_FEW_ROWS      16  /* rows of queries of a block where they are few, with quantised tokens, ... */
+#define FMLAC_FEW_TOKENS    64  /* ... and tokens of a tile */
 
 /* Distance of raw rows in shared memory: 64 modulo 128, so that loads of two rows at a time meet no bank twice. */
 #define FMLAC_RAW_PITCH(bytes) (((bytes) + 63) / 128 * 128 + 64)

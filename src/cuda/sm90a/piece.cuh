@@ -14,16 +14,16 @@
 
 #define OUT_COLUMNS FMLAC_OUT_COLUMNS
 
-/* Rows of queries of a block. Files of kernels for few rows define FMLAC_FEW: how many. */
+/* Rows of queries of a block. */
 #ifdef FMLAC_FEW
-#define ROWS FMLAC_FEW
+#define ROWS FMLAC_FEW_ROWS
 #else
 #define ROWS FMLAC_HOPPER_ROWS
 #endif
 
 /* Tokens of a tile; units whose cut a block finds itself. Files of kernels for quantised tokens define FMLAC_CODES. */
 #ifdef FMLAC_FEW
-#define TOKENS FMLAC_FEW_TOKENS(FMLAC_FEW)
+#define TOKENS FMLAC_FEW_TOKENS
 #elif defined FMLAC_CODES
 #define TOKENS FMLAC_CODES_TOKENS
 #else
@@ -86,7 +86,7 @@ static __device__ __forceinline__ fmlac_work whole_work(const fmlac_mqa &p, int3
 
 /* What files of kernels define before they include anything; what they do not need is not compiled (registers):
  *   FMLAC_CODES         mqa_codes.cu     quantised tokens: tiles of 48
- *   FMLAC_FEW           mqa_few*.cu      the same for so many rows (few.cuh)
+ *   FMLAC_FEW           mqa_few.cu       with FMLAC_CODES: few rows (few.cuh)
  *   FMLAC_INDEXED_ONLY  mqa_pair.cu      no paged lists (common/list.cuh)
  *   FMLAC_EVEN          mqa_pair.cu      equal pieces are joined by the combine kernel; no clusters that share a list
  *   FMLAC_NO_CLUSTERS   mqa_rows_*.cu    no clusters that share a list, so no equal pieces

@@ -72,7 +72,7 @@ static __device__ __forceinline__ void begin_named_barriers(void)
 #define GATHERERS 1
 #define FETCHERS  0
 #endif
-#define BATCHES_MAX  (ROWS == 32 ? 4 : 3)
+#define BATCHES_MAX  3
 #define CODE_BATCHES (TOKENS / CODE_WARPS / BATCH_ROWS) /* of a warp in a tile */
 
 #ifdef FMLAC_FEW
@@ -81,7 +81,7 @@ static __device__ __forceinline__ void begin_named_barriers(void)
 #define RAW_PITCH_MAX FMLAC_RAW_PITCH_MAX
 #endif
 #ifdef FMLAC_FEW
-#define RAW_BYTES(blocks) ((blocks) == 8 ? 55296 : ROWS == 32 ? 50688 : 45056)
+#define RAW_BYTES(blocks) ((blocks) == 9 ? 45056 : 55296)
 #define WEIGHTS(blocks)   (2 * BLOCK_BYTES)
 #elif defined FMLAC_CODES
 #define RAW_BYTES(blocks) ((blocks) == 9 ? 33792 : 41472)
