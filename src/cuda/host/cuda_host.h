@@ -27,6 +27,7 @@ typedef struct fmlac_state {
     fmlac_report *report;         /* device memory, with check only */
     bool hopper;                  /* the kernels of sm90a/ may be used */
     bool pairs;                   /* and those of pairs of blocks */
+    bool few;                     /* those for few rows are used whether they pay or not */
     int clusters[FMLAC_CLUSTERS]; /* of 2, 4, 8, 16 blocks that run at a time */
     void *encode_tensor_map;      /* the driver's cuTensorMapEncodeTiled; NULL: no TMA */
 } fmlac_state;

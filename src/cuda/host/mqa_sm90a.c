@@ -15,6 +15,7 @@
 
 #define SHORT_MAX     (INT32_MAX - 4096) /* the kernels count positions, slots and rows in 32 bits */
 #define SHARED_MAX    232448
+#define FEW_LEAST     1024      /* tokens of a multiprocessor */
 #define L2_POOL_BYTES ((int64_t)40 << 20) /* of a pool that stays in L2 beside the rest of a call */
 
 extern void fmlak_mqa_pages_bf16_512_sm90a(void);
@@ -91,6 +92,7 @@ void fmlac_hopper_open(fmlac_state *state, int32_t wanted)
     enum cudaDriverEntryPointQueryResult found;
     state->hopper = state->capability == 90 && wanted != 1 && state->shared_block >= SHARED_MAX;
     state->pairs = wanted != 3;
+    state->few = wanted == 2;
     state->encode_tensor_map = NULL;
     if (state->hopper && (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &state->encode_tensor_map, 12000,
                                                            cudaEnableDefault, &found) != cudaSuccess ||
@@ -233,15 +235,18 @@ static bool rows_take_turns(const fmlac_state *state, const fmlac_mqa *p)
            pool->num_pages * pool->page_size <= L2_POOL_BYTES / (2 * p->d_qk * p->h_kv);
 }
 
-/* Few rows of queries of quantised tokens. Ragged batches: how many rows share a list is not known here. */
-static const fmlac_kernel *choose_few(const fmlac_mqa *p)
+/* Few rows of queries of quantised tokens, if there is enough to do: this kernel's first tile comes later than the
+ * relay's. Ragged batches: how many rows share a list is not known here. */
+static const fmlac_kernel *choose_few(const fmlac_state *state, const fmlac_mqa *p)
 {
-    int64_t rows = p->h_q / p->h_kv * (p->main.kind == FMLAC_LIST_PAGED ? p->s_q : 1);
-    bool ragged = p->main.kind == FMLAC_LIST_PAGED && p->cu_seqlens_q;
+    bool paged = p->main.kind == FMLAC_LIST_PAGED, ragged = paged && p->cu_seqlens_q;
+    int64_t rows = p->h_q / p->h_kv * (paged ? p->s_q : 1), lists = (paged ? p->batch : p->num_tokens) * p->h_kv;
+    int64_t list = paged ? p->main.capacity : p->main.topk + p->extra.topk;
+    bool enough = state->few || list >= fmlac_ceil(FEW_LEAST * (int64_t)state->processors, lists > 0 ? lists : 1);
     bool narrow = FMLAC_RAW_PITCH(p->main.pool.data_row_bytes) <= FMLAC_FEW_PITCH_MAX &&
                   (p->extra.kind == FMLAC_LIST_NONE ||
                    FMLAC_RAW_PITCH(p->extra.pool.data_row_bytes) <= FMLAC_FEW_PITCH_MAX);
-    bool fits = !ragged && narrow && rows <= FMLAC_FEW_ROWS && fmlac_hopper_unpaired(p);
+    bool fits = enough && !ragged && narrow && rows <= FMLAC_FEW_ROWS && fmlac_hopper_unpaired(p);
     return fits ? &few[p->d_qk > 512] : NULL;
 }
 
@@ -260,7 +265,7 @@ const fmlac_kernel *fmlac_hopper_choose(const fmlac_state *state, const fmlac_mq
         return NULL;
     }
     if (reads_codes(p, &p->main) && (!extra || reads_codes(p, &p->extra))) {
-        const fmlac_kernel *pair = choose_pair(state, p, extra), *other = pair ? pair : choose_few(p);
+        const fmlac_kernel *pair = choose_pair(state, p, extra), *other = pair ? pair : choose_few(state, p);
         return other ? other : fmlac_hopper_unpaired(p);
     }
     if (!reads_plain(p, &p->main) || (extra && !reads_plain(p, &p->extra))) {

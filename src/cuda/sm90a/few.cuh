@@ -5,10 +5,11 @@
  * dims, and the few rows of queries are its columns: scores^T = K Q^T and output^T = V^T weights^T. The tile is the
  * first operand of both, K-major and MN-major.
  *
- * ROLES       warps                                registers (ROWS 16, 32)   work
- *   scorer    0..3                                 88                        Q, scores, weights
- *   summer    4..7                                 152, 176                  all output dims, output
- *   producers 8..19                                80, 72                    token tiles into shared memory
+ * ROLES       warps    registers   work
+ *   scorer    0..3     72          Q, scores, weights
+ *   summer    4..7     136         all output dims, output
+ *   producers 8..23    56          expand four rows of a tile each
+ *             24..27   72          finder, two gatherers, fetcher (source_codes.cuh)
  *
  * SHARED MEMORY and BARRIERS as the relay's (plan.cuh, relay.cuh), but:
  *   free[s][2]     4 warps     scorer: has the scores; summer: has the sums    producers    slot s
@@ -33,17 +34,10 @@
 struct few_of {
     static constexpr int PRODUCER_WARPS = (CODE_WARPS + 1 + GATHERERS + FETCHERS + 3) / 4 * 4;
     static constexpr int THREADS = (MMA_WARPS + PRODUCER_WARPS) * 32;
-#if FEW_WARP_ROWS == 8
-    static constexpr int SCORER_REGISTERS = 88;
-    static constexpr int SUMMER_REGISTERS = 152;
-    static constexpr int EXPAND_REGISTERS = 80;
-    static constexpr int OTHER_REGISTERS = 80;
-#else
-    static constexpr int SCORER_REGISTERS = ROWS == 16 ? 72 : 80;
-    static constexpr int SUMMER_REGISTERS = ROWS == 16 ? 136 : 176;
+    static constexpr int SCORER_REGISTERS = 72;
+    static constexpr int SUMMER_REGISTERS = 136;
     static constexpr int EXPAND_REGISTERS = 56;
-    static constexpr int OTHER_REGISTERS = ROWS == 16 ? 72 : 56;
-#endif
+    static constexpr int OTHER_REGISTERS = 72; /* of the finder, above all */
 };
 
 /* The tile of a slot, and its weights: rows of heads. */

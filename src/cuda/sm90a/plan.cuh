@@ -17,9 +17,6 @@
 #define MMA_WARPS   8
 #define RING        128                                 /* entries of a list that a producer warp holds */
 #define GUESSES     (WARP_ARRIVALS > 1 ? MMA_WARPS : 1) /* own_guess */
-#ifndef FEW_WARP_ROWS
-#define FEW_WARP_ROWS 4
-#endif
 #define FEW_STAGE   (ROWS * 512)                        /* FEW: 128 dims of all rows as floats */
 
 /* Portions in which a tile arrives: two blocks each, the last also holds block 8. A wait between products costs 100
@@ -58,7 +55,7 @@ static __device__ __forceinline__ void begin_named_barriers(void)
 /* CODES: warps that expand, each its own rows of every tile, BATCH_ROWS at a time, from raw rows in shared memory;
  * batches of a warp that are under way, at most; tiles whose places are known. */
 #ifdef FMLAC_FEW
-#define WARP_ROWS  FEW_WARP_ROWS
+#define WARP_ROWS  4
 #define CODE_WARPS (TOKENS / WARP_ROWS)
 #else
 #define WARP_ROWS  8
