@@ -28,6 +28,7 @@ typedef struct fmlac_state {
     bool hopper;                  /* the kernels of sm90a/ may be used */
     bool pairs;                   /* and those of pairs of blocks */
     int turns;                    /* 16-bit tokens by tiles in turn: 1 always, -1 never, 0 where that is faster */
+    bool few;                     /* those for few rows are used whether they pay or not */
     int clusters[FMLAC_CLUSTERS]; /* of 2, 4, 8, 16 blocks that run at a time */
     void *encode_tensor_map;      /* the driver's cuTensorMapEncodeTiled; NULL: no TMA */
 } fmlac_state;
@@ -80,6 +81,9 @@ void fmlac_hopper_open(fmlac_state *state, int32_t wanted);
 const fmlac_kernel *fmlac_hopper_unpaired(const fmlac_mqa *p);
 /* Whether it can work in clusters whose blocks share a list (sm90a/together.cuh). */
 bool fmlac_hopper_together(const fmlac_kernel *kernel, const fmlac_mqa *p);
+
+/* Whether a kernel is one for few rows of quantised tokens (sm90a/few.cuh). */
+bool fmlac_hopper_few(const fmlac_kernel *kernel);
 /* How many clusters the device runs at a time, which is current. */
 void fmlac_hopper_clusters(fmlac_state *state);
 /* The kernel for a description, NULL: the portable ones. */

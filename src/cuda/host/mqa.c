@@ -11,6 +11,7 @@
 #define PIECE_TOKENS    256             /* least length of a piece of a cut list */
 #define MANY_PIECES     8               /* of a unit on average: the combine kernel for many pieces */
 #define ROWS_LEAST      16              /* of a block */
+#define ROWS_ALONE      64              /* of Hopper's kernels but pairs, at most */
 #define OVERHEAD_TOKENS 256             /* what beginning and ending a piece costs, in tokens */
 #define COST_MAX        (INT32_MAX / 2) /* of all units together: the kernels count in 32 bits */
 #define COMBINE_TIME    12000           /* what cutting costs beside the pieces: the combine kernel, nanoseconds */
@@ -221,6 +222,9 @@ static decision decide_kernel(const fmlac_state *state, const fmlai_mqa *from, f
         return d;
     }
     const fmlac_kernel *hopper = fmlac_hopper_choose(state, p);
+    if (from->batch_invariant && fmlac_hopper_few(hopper)) { /* which follows from how many lists there are */
+        hopper = fmlac_hopper_unpaired(p);
+    }
     if (hopper) {
         d = (decision){.kernel = hopper,
                        .shared = fmlac_hopper_shared(),
@@ -257,7 +261,8 @@ static decision decide_kernel(const fmlac_state *state, const fmlai_mqa *from, f
 /* A tile's time in nanoseconds, roughly: 64 rows and 64 tokens by each kind of kernel, from rates on an H200. */
 static int64_t tile_time(const decision *d, const fmlac_mqa *p)
 {
-    int64_t whole = d->hopper && p->quantised ? (d->kernel->cluster > 0 ? 2600 : 3500)
+    bool few = fmlac_hopper_few(d->kernel);
+    int64_t whole = d->hopper && p->quantised ? (d->kernel->cluster > 0 ? 2600 : few ? 1900 : 3500)
                     : d->hopper               ? 1500
                     : p->quantised            ? 7000
                                               : 3300;
@@ -427,11 +432,13 @@ static void cut_work(const fmlac_state *state, const decision *d, fmlac_mqa *p)
     cut->whole = cut->parts == 0 && p->h_kv == 1 && lists_equal(p) && p->pieces == 0;
 }
 
-/* What a call is given to. Lists for pairs may be done sooner by clusters of blocks that work alone. */
+/* What a call is given to. Lists for pairs, and for kernels for few rows, may be done sooner by clusters of the blocks
+ * that work alone. */
 static decision decide(const fmlac_state *state, const fmlai_mqa *from, fmlac_mqa *p)
 {
     decision d = decide_kernel(state, from, p);
-    const fmlac_kernel *alone = d.hopper && d.kernel->cluster > 0 ? fmlac_hopper_unpaired(p) : NULL;
+    const bool other_may = d.hopper && (d.kernel->cluster > 0 || fmlac_hopper_few(d.kernel));
+    const fmlac_kernel *alone = other_may ? fmlac_hopper_unpaired(p) : NULL;
     if (!alone || !d.may_cut || !lists_equal(p)) {
         return d;
     }
@@ -458,15 +465,21 @@ static size_t schedule_bytes(const fmlac_mqa *p)
     return round_up((size_t)(units + 3) * sizeof(int32_t), 256);
 }
 
+/* Rows of a partial result that there is room for: where there are few, as many as for shorter lists. */
+static size_t partial_rows(const decision *d)
+{
+    return fmlac_hopper_few(d->kernel) ? ROWS_ALONE : (size_t)d->kernel->rows;
+}
+
 static size_t partial_bytes(const decision *d)
 {
-    return (size_t)d->slots * 2 * (size_t)d->kernel->rows * FMLAC_OUT_COLUMNS * sizeof(float);
+    return (size_t)d->slots * 2 * partial_rows(d) * FMLAC_OUT_COLUMNS * sizeof(float);
 }
 
 static size_t scalar_bytes(const decision *d)
 {
     size_t each = d->hopper ? 4 : 2;
-    return (size_t)d->slots * 2 * (size_t)d->kernel->rows * each * sizeof(float);
+    return (size_t)d->slots * 2 * partial_rows(d) * each * sizeof(float);
 }
 
 /* As many for pairs, which need none: else a shape that grows to them would need less. */

@@ -15,6 +15,7 @@
 
 #define SHORT_MAX     (INT32_MAX - 4096) /* the kernels count positions, slots and rows in 32 bits */
 #define SHARED_MAX    232448
+#define FEW_LEAST     1024      /* tokens of a multiprocessor */
 #define L2_POOL_BYTES ((int64_t)40 << 20) /* of a pool that stays in L2 beside the rest of a call */
 
 extern void fmlak_mqa_pages_bf16_512_sm90a(void);
@@ -35,6 +36,8 @@ extern void fmlak_mqa_rows_turns_f16_512_sm90a(void);
 extern void fmlak_mqa_rows_turns_f16_576_sm90a(void);
 extern void fmlak_mqa_codes_bf16_512_sm90a(void);
 extern void fmlak_mqa_codes_bf16_576_sm90a(void);
+extern void fmlak_mqa_few_bf16_512_sm90a(void);
+extern void fmlak_mqa_few_bf16_576_sm90a(void);
 extern void fmlak_mqa_pair_bf16_512_sm90a(void);
 extern void fmlak_mqa_pair_bf16_576_sm90a(void);
 
@@ -62,6 +65,13 @@ static const fmlac_kernel kernels[5][2][2] = {
     {{CODES(fmlak_mqa_codes_bf16_512_sm90a), CODES(fmlak_mqa_codes_bf16_576_sm90a)}},
 };
 
+/* Few rows of queries of quantised tokens, [dims: 512, 576]. */
+#define FEW(name)                                                                                                      \
+    {                                                                                                                  \
+        name, #name, FMLA_BF16, FMLAC_FEW_ROWS, FMLAC_FEW_TOKENS, 28, 227, 0                                           \
+    }
+static const fmlac_kernel few[2] = {FEW(fmlak_mqa_few_bf16_512_sm90a), FEW(fmlak_mqa_few_bf16_576_sm90a)};
+
 /* Pairs of blocks, [dims: 512, 576]. */
 #define PAIR(name)                                                                                                     \
     {                                                                                                                  \
@@ -83,6 +93,7 @@ void fmlac_hopper_open(fmlac_state *state, int32_t wanted)
     state->hopper = state->capability == 90 && wanted != 1 && state->shared_block >= SHARED_MAX;
     state->pairs = wanted != 3;
     state->turns = wanted == 5 ? 1 : wanted == 4 ? -1 : 0;
+    state->few = wanted == 2;
     state->encode_tensor_map = NULL;
     if (state->hopper && (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &state->encode_tensor_map, 12000,
                                                            cudaEnableDefault, &found) != cudaSuccess ||
@@ -229,6 +240,26 @@ static bool rows_take_turns(const fmlac_state *state, const fmlac_mqa *p)
            (state->turns == 0 ? cached : state->turns > 0);
 }
 
+/* Few rows of queries of quantised tokens, if there is enough to do: this kernel's first tile comes later than the
+ * relay's. Ragged batches: how many rows share a list is not known here. */
+static const fmlac_kernel *choose_few(const fmlac_state *state, const fmlac_mqa *p)
+{
+    bool paged = p->main.kind == FMLAC_LIST_PAGED, ragged = paged && p->cu_seqlens_q;
+    int64_t rows = p->h_q / p->h_kv * (paged ? p->s_q : 1), lists = (paged ? p->batch : p->num_tokens) * p->h_kv;
+    int64_t list = paged ? p->main.capacity : p->main.topk + p->extra.topk;
+    bool enough = state->few || list >= fmlac_ceil(FEW_LEAST * (int64_t)state->processors, lists > 0 ? lists : 1);
+    bool narrow = FMLAC_RAW_PITCH(p->main.pool.data_row_bytes) <= FMLAC_FEW_PITCH_MAX &&
+                  (p->extra.kind == FMLAC_LIST_NONE ||
+                   FMLAC_RAW_PITCH(p->extra.pool.data_row_bytes) <= FMLAC_FEW_PITCH_MAX);
+    bool fits = enough && !ragged && narrow && rows <= FMLAC_FEW_ROWS && fmlac_hopper_unpaired(p);
+    return fits ? &few[p->d_qk > 512] : NULL;
+}
+
+bool fmlac_hopper_few(const fmlac_kernel *kernel)
+{
+    return kernel == &few[0] || kernel == &few[1];
+}
+
 const fmlac_kernel *fmlac_hopper_choose(const fmlac_state *state, const fmlac_mqa *p)
 {
     int wide = p->d_qk > 512, f16 = p->q.dtype == FMLAC_F16;
@@ -239,8 +270,8 @@ const fmlac_kernel *fmlac_hopper_choose(const fmlac_state *state, const fmlac_mq
         return NULL;
     }
     if (reads_codes(p, &p->main) && (!extra || reads_codes(p, &p->extra))) {
-        const fmlac_kernel *pair = choose_pair(state, p, extra);
-        return pair ? pair : fmlac_hopper_unpaired(p);
+        const fmlac_kernel *pair = choose_pair(state, p, extra), *other = pair ? pair : choose_few(state, p);
+        return other ? other : fmlac_hopper_unpaired(p);
     }
     if (!reads_plain(p, &p->main) || (extra && !reads_plain(p, &p->extra))) {
         return NULL;
@@ -414,6 +445,12 @@ bool fmlac_hopper_together(const fmlac_kernel *kernel, const fmlac_mqa *p)
 {
     (void)kernel;
     (void)p;
+    return false;
+}
+
+bool fmlac_hopper_few(const fmlac_kernel *kernel)
+{
+    (void)kernel;
     return false;
 }
 

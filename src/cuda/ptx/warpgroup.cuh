@@ -52,6 +52,17 @@ PTX_INLINE void ptx_barrier_sync(int id, int threads)
     __syncwarp();
 }
 
+PTX_INLINE bool ptx_barrier_any(int id, int threads, bool yes)
+{
+    uint32_t any;
+    ptx_barrier_sync(id, threads); /* what the tool sees */
+    asm volatile("{.reg .pred p, q; setp.ne.b32 p, %3, 0; barrier.cta.red.or.pred q, %1, %2, p; selp.b32 %0, 1, 0, q;}"
+                 : "=r"(any)
+                 : "r"(id), "r"(threads), "r"((uint32_t)yes)
+                 : "memory");
+    return any != 0;
+}
+
 PTX_INLINE void ptx_barrier_arrive(int id, int threads)
 {
     (void)threads;
@@ -66,6 +77,17 @@ PTX_INLINE void ptx_barrier_sync(int id, int threads)
 PTX_INLINE void ptx_barrier_arrive(int id, int threads)
 {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/* The same, and whether any of them says yes. */
+PTX_INLINE bool ptx_barrier_any(int id, int threads, bool yes)
+{
+    uint32_t any;
+    asm volatile("{.reg .pred p, q; setp.ne.b32 p, %3, 0; barrier.cta.red.or.pred q, %1, %2, p; selp.b32 %0, 1, 0, q;}"
+                 : "=r"(any)
+                 : "r"(id), "r"(threads), "r"((uint32_t)yes)
+                 : "memory");
+    return any != 0;
 }
 
 /* One thread, before the block meets for the first time: nothing need be done. */
@@ -86,6 +108,14 @@ PTX_INLINE void ptx_fence_async_proxy(void)
 PTX_INLINE void ptx_stmatrix_x4(uint32_t address, const uint32_t r[4])
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]),
+                 "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
+
+/* The same, transposed: of each matrix a column lies in those 16 bytes. */
+PTX_INLINE void ptx_stmatrix_x4_trans(uint32_t address, const uint32_t r[4])
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]),
                  "r"(r[1]), "r"(r[2]), "r"(r[3])
                  : "memory");
 }

@@ -6,7 +6,7 @@
  *   d[4j+2], d[4j+3]  row 16w + g + 8, the same columns
  * A is 64 x 16: in shared memory (ss), rows of 128 bytes, or in registers (rs): a[0] row g, k 2q..2q+1; a[1] row g + 8;
  * a[2] row g, k 8+2q..; a[3] row g + 8. So d[8k+2i], d[8k+2i+1] packed is a[i] of the k-th 16 columns. B is in shared
- * memory: n48 and n64 take rows of N that hold 16 k each (K-major), n128 and n256 rows of k that hold N columns
+ * memory: n64 and below take rows of N that hold 16 k each (K-major), n128 and n256 rows of k that hold N columns
  * (MN-major, 64 columns per block).
  *
  * Products are asynchronous: ptx_wgmma_fence before the first one that touches registers anything else wrote; then
@@ -75,6 +75,14 @@ template <int N> PTX_INLINE void ptx_wgmma_hold(float *d)
                  "%18, %19, %20, %21, %22, %23}, "                                                                     \
                  "a, b, p, 1, 1, 0, 0;}"                                                                               \
                  : PTX_F32x8(d, 0), PTX_F32x8(d, 8), PTX_F32x8(d, 16)                                                  \
+                 : "r"(a), "r"(b), "r"(p), "n"(PTX_WGMMA_UPPER))
+
+#define PTX_WGMMA_N16_SS(d, a, b, p, ta)                                                                               \
+    asm volatile("{.reg .pred p; .reg .b64 a, b; setp.ne.b32 p, %10, 0; "                                              \
+                 "mov.b64 a, {%8, %11}; mov.b64 b, {%9, %11}; "                                                        \
+                 "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 "                                               \
+                 "{%0, %1, %2, %3, %4, %5, %6, %7}, a, b, p, 1, 1, " ta ", 0;}"                                        \
+                 : PTX_F32x8(d, 0)                                                                                     \
                  : "r"(a), "r"(b), "r"(p), "n"(PTX_WGMMA_UPPER))
 
 #define PTX_WGMMA_N64_SS(type, d, a, b, upper, p)                                                                      \
@@ -150,6 +158,16 @@ template <int F16> PTX_INLINE void ptx_wgmma_n48_ss(float *d, uint32_t a, uint32
         PTX_WGMMA_N48_SS("f16", d, a, b, accumulate);
     } else {
         PTX_WGMMA_N48_SS("bf16", d, a, b, accumulate);
+    }
+}
+
+/* d (64 x 16), bf16. MN: A is MN-major: rows of k that hold 64 rows of A. */
+template <int MN> PTX_INLINE void ptx_wgmma_n16_ss(float *d, uint32_t a, uint32_t b, int accumulate)
+{
+    if (MN) {
+        PTX_WGMMA_N16_SS(d, a, b, accumulate, "1");
+    } else {
+        PTX_WGMMA_N16_SS(d, a, b, accumulate, "0");
     }
 }
 

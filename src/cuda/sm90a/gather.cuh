@@ -9,8 +9,6 @@
 #include "ptx/tma.cuh"
 #include "source.cuh"
 
-#define WARP_ROWS 8 /* of a tile, NOTE_THERE */
-
 static __device__ __forceinline__ const fmlac_pool &pool_of(const fmlac_mqa &p, bool extra)
 {
     return extra ? p.extra.pool : p.main.pool;
@@ -122,7 +120,10 @@ static __device__ __forceinline__ void fetch_whole(uint32_t row_bytes, const bat
     __syncwarp();
 }
 
-/* Where the gatherer's next copies go: a batch of all warps, from the first warp on. */
+/* Pairs of expanding warps of a gatherer. */
+#define GATHER_PAIRS (CODE_WARPS / 2 / GATHERERS)
+
+/* Where the gatherer's next copies go: a batch of all its warps, from the first warp on. */
 typedef struct gather_place {
     uint32_t to, apart; /* the first warp's batch; from warp to warp */
     uint32_t full, empty, parity;
@@ -153,9 +154,9 @@ static __device__ __forceinline__ void gather_whole(const uint8_t *const *places
     read_places(&b[0][1], places + WARP_ROWS);
     bool is_free = pair_free(g, 0);
 #pragma unroll
-    for (uint32_t pair = 0; pair < CODE_WARPS / 2; pair++) {
+    for (uint32_t pair = 0; pair < GATHER_PAIRS; pair++) {
         const bool now = is_free;
-        if (pair + 1 < CODE_WARPS / 2) {
+        if (pair + 1 < GATHER_PAIRS) {
             const uint8_t *const *next = places + (pair + 1) * 2 * WARP_ROWS;
             read_places(&b[(pair + 1) % 2][0], next);
             read_places(&b[(pair + 1) % 2][1], next + WARP_ROWS);
@@ -175,7 +176,7 @@ static __device__ __forceinline__ void gather_some(const fmlac_pool &pool, const
                                                    uint32_t pitch)
 {
 #pragma unroll 1
-    for (uint32_t warp = 0; warp < CODE_WARPS; warp += 2) {
+    for (uint32_t warp = 0; warp < 2 * GATHER_PAIRS; warp += 2) {
         const uint8_t *const *from = places + warp * WARP_ROWS;
         const uint32_t there = uniform((notes[warp] >> batch * BATCH_ROWS & 15) |
                                        (notes[warp + 1] >> batch * BATCH_ROWS & 15) << BATCH_ROWS);
@@ -196,10 +197,12 @@ static __device__ __forceinline__ void gather_some(const fmlac_pool &pool, const
     }
 }
 
-/* The gatherer. */
-template <int BLOCKS> static __device__ __forceinline__ void gather_rows(const fmlac_mqa &p, plan<BLOCKS> *m)
+/* A gatherer: the warps from `which` * 2 * GATHER_PAIRS on are its own. */
+template <int BLOCKS>
+static __device__ __forceinline__ void gather_rows(const fmlac_mqa &p, plan<BLOCKS> *m, uint32_t which)
 {
     raw_ring r = ring_begin<BLOCKS>(p);
+    const uint32_t first = which * 2 * GATHER_PAIRS;
 #pragma unroll 1
     for (uint32_t tile = 0;; tile++) {
         uint32_t at = tile % PLACES;
@@ -213,14 +216,14 @@ template <int BLOCKS> static __device__ __forceinline__ void gather_rows(const f
         const bool whole = (note & NOTE_WHOLE) != 0 && pool.aligned;
 #pragma unroll 1
         for (uint32_t batch = 0; batch < CODE_BATCHES; batch++) {
-            const gather_place g = {raw_batch(m, r, 0), r.places * BATCH_ROWS * r.pitch,
-                                    ptx_shared_address(&m->raw_full[0][r.at]),
-                                    ptx_shared_address(&m->raw_empty[0][r.at]), r.parity ^ 1};
-            const uint8_t *const *places = m->places[at] + batch * BATCH_ROWS;
+            const gather_place g = {raw_batch(m, r, first), r.places * BATCH_ROWS * r.pitch,
+                                    ptx_shared_address(&m->raw_full[first][r.at]),
+                                    ptx_shared_address(&m->raw_empty[first][r.at]), r.parity ^ 1};
+            const uint8_t *const *places = m->places[at] + first * WARP_ROWS + batch * BATCH_ROWS;
             if (whole) {
                 gather_whole(places, g, row_bytes, r.pitch);
             } else {
-                gather_some(pool, places, m->notes[at], batch, g, r.pitch);
+                gather_some(pool, places, m->notes[at] + first, batch, g, r.pitch);
             }
             ring_next(r);
         }

@@ -10,10 +10,13 @@
 #define FMLAC_HOPPER_TOKENS 64  /* tokens of a tile */
 #define FMLAC_PAIR_ROWS     128 /* rows of queries of a pair of blocks */
 #define FMLAC_CODES_TOKENS  48  /* tokens of a tile of quantised tokens: what two tiles leave holds raw rows */
+#define FMLAC_FEW_ROWS      16  /* rows of queries of a block where they are few, with quantised tokens, ... */
+#define FMLAC_FEW_TOKENS    64  /* ... and tokens of a tile */
 
 /* Distance of raw rows in shared memory: 64 modulo 128, so that loads of two rows at a time meet no bank twice. */
 #define FMLAC_RAW_PITCH(bytes) (((bytes) + 63) / 128 * 128 + 64)
 #define FMLAC_RAW_PITCH_MAX    1344
+#define FMLAC_FEW_PITCH_MAX    704 /* for few rows of queries */
 #define FMLAC_RAW_SCALES       32 /* bytes of scales of a token that lie at the end of its page, at most; 576 dims: 0 */
 
 /* A TMA descriptor (CUtensorMap): 128 opaque bytes, aligned to 64. */

@@ -12,15 +12,26 @@
 #include "ptx/grid.cuh"
 #include "sm90a/params.h"
 
-#define ROWS        FMLAC_HOPPER_ROWS
 #define OUT_COLUMNS FMLAC_OUT_COLUMNS
 
+/* Rows of queries of a block. */
+#ifdef FMLAC_FEW
+#define ROWS FMLAC_FEW_ROWS
+#else
+#define ROWS FMLAC_HOPPER_ROWS
+#endif
+
 /* Tokens of a tile; units whose cut a block finds itself. Files of kernels for quantised tokens define FMLAC_CODES. */
+#ifdef FMLAC_FEW
+#define TOKENS FMLAC_FEW_TOKENS
+#elif defined FMLAC_CODES
+#define TOKENS FMLAC_CODES_TOKENS
+#else
+#define TOKENS FMLAC_HOPPER_TOKENS
+#endif
 #ifdef FMLAC_CODES
-#define TOKENS    FMLAC_CODES_TOKENS
 #define OWN_UNITS FMLAC_OWN_UNITS_CODES
 #else
-#define TOKENS    FMLAC_HOPPER_TOKENS
 #define OWN_UNITS FMLAC_OWN_UNITS
 #endif
 
@@ -74,7 +85,8 @@ static __device__ __forceinline__ fmlac_work whole_work(const fmlac_mqa &p, int3
 }
 
 /* What files of kernels define before they include anything; what they do not need is not compiled (registers):
- *   FMLAC_CODES         mqa_codes.cu     tiles of 48 tokens
+ *   FMLAC_CODES         mqa_codes.cu     quantised tokens: tiles of 48
+ *   FMLAC_FEW           mqa_few.cu       with FMLAC_CODES: few rows (few.cuh)
  *   FMLAC_INDEXED_ONLY  mqa_pair.cu      no paged lists (common/list.cuh)
  *   FMLAC_EVEN          mqa_pair.cu      equal pieces are joined by the combine kernel; no clusters that share a list
  *   FMLAC_NO_CLUSTERS   mqa_rows_*.cu    no clusters that share a list, so no equal pieces
@@ -320,7 +332,9 @@ static __device__ __forceinline__ void walk_whole(const fmlac_mqa &p, piece_walk
 {
     int32_t at = (int32_t)walk->at;
 #ifndef FMLAC_INDEXED_ONLY
-    to->seen[lane] = to->seen[lane + 32] = INT32_MAX;
+    for (int row = lane; row < ROWS; row += 32) {
+        to->seen[row] = INT32_MAX;
+    }
 #endif
     __syncwarp();
     if (lane == 0) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* query.cuh: the query prologue: 64 rows into shared memory, by the 256 threads that multiply. */
+/* query.cuh: the query prologue: rows of Q into shared memory, by threads that multiply. */
 #ifndef FLASHMLA_CUDA_SM90A_QUERY_CUH
 #define FLASHMLA_CUDA_SM90A_QUERY_CUH
 
@@ -42,15 +42,16 @@ static __device__ __forceinline__ void start_q(const fmlac_mqa &p, const fmlac_w
     ptx_copy_async_commit();
 }
 
-/* Those of this thread are there, times the sign of the scale; a barrier of both warpgroups follows. */
-template <int BLOCKS> static __device__ __forceinline__ void finish_q(const fmlac_mqa &p, plan<BLOCKS> *m)
+/* Those of this thread are there, times the sign of the scale; a barrier of the THREADS threads follows. */
+template <int BLOCKS, int THREADS>
+static __device__ __forceinline__ void finish_q(const fmlac_mqa &p, plan<BLOCKS> *m)
 {
-    int thread = (int)ptx_thread();
+    int thread = (int)ptx_thread() % THREADS;
     uint32_t q = ptx_shared_address(m->q);
     ptx_copy_async_wait<0>();
     if (p.scale < 0.0f) {
 #pragma unroll 1
-        for (int at = thread; at < ROWS * BLOCKS * 8; at += 256) { /* the chunks that this thread has copied */
+        for (int at = thread; at < ROWS * BLOCKS * 8; at += THREADS) { /* the chunks that this thread has copied */
             uint32_t x[4], to = q + query_offset(at / 8 % ROWS, at / (ROWS * 8) * 8 + at % 8);
             ptx_load_shared_128(x, to);
             for (int i = 0; i < 4; i++) {

@@ -220,7 +220,7 @@ static __device__ __forceinline__ void bring_q(const fmlac_mqa &p, plan<BLOCKS> 
             start_q<BLOCKS, 256>(p, c.work, m);
         }
     }
-    finish_q<BLOCKS>(p, m);
+    finish_q<BLOCKS, 256>(p, m);
     ptx_barrier_sync(BARRIER_MMA, 256); /* Q is there; sums of the piece before have been read */
 }
 

@@ -124,25 +124,33 @@ static __device__ __forceinline__ bool token_there(const fmlac_mqa &p, const uin
     return row < tile.count && (!paged || ring[(tile.first + row) % RING] < p.main.pool.num_pages);
 }
 
+/* Where the token of an entry lies; `position`: its own, in a paged list. */
+static __device__ __forceinline__ token_place entry_place(const fmlac_mqa &p, const fmlac_work &w,
+                                                          const fmlac_pool &pool, uint32_t entry, int32_t position)
+{
+    token_place place;
+    bool paged = is_paged(&p);
+    uint32_t size = (uint32_t)pool.page_size, dividend = paged ? (uint32_t)position : entry;
+    uint32_t page = pool.page_shift >= 0 ? dividend >> pool.page_shift : dividend / size;
+    uint32_t at = dividend - page * size;
+    page = paged ? entry : page;
+    place.row = pool.data + page * pool.page_stride + at * pool.token_stride + w.kv_head * pool.head_stride;
+    /* pages are shorter than 2^31 bytes */
+    place.scales = pool.scale_offset;
+    if (pool.layout == FMLAC_LAYOUT_PAGE) {
+        place.scales += (int32_t)((size - at) * (uint32_t)pool.token_stride + at * (uint32_t)pool.scale_row_bytes);
+    }
+    return place;
+}
+
 /* Where token `row` of a tile lies; `position`: of the tile's first entry in a paged list. */
 static __device__ __forceinline__ token_place find_token(const fmlac_mqa &p, const fmlac_work &w, const uint32_t *ring,
                                                          const tile_tokens &tile, int32_t position, int row)
 {
     token_place place = {nullptr, 0};
-    bool paged = is_paged(&p);
     const fmlac_pool &pool = tile.extra ? p.extra.pool : p.main.pool;
     if (token_there(p, ring, tile, row)) {
-        uint32_t entry = ring[(tile.first + row) % RING];
-        uint32_t size = (uint32_t)pool.page_size, dividend = paged ? (uint32_t)(position + row) : entry;
-        uint32_t page = pool.page_shift >= 0 ? dividend >> pool.page_shift : dividend / size;
-        uint32_t at = dividend - page * size;
-        page = paged ? entry : page;
-        place.row = pool.data + page * pool.page_stride + at * pool.token_stride + w.kv_head * pool.head_stride;
-        /* pages are shorter than 2^31 bytes */
-        place.scales = pool.scale_offset;
-        if (pool.layout == FMLAC_LAYOUT_PAGE) {
-            place.scales += (int32_t)((size - at) * (uint32_t)pool.token_stride + at * (uint32_t)pool.scale_row_bytes);
-        }
+        place = entry_place(p, w, pool, ring[(tile.first + row) % RING], position + row);
     }
     return place;
 }

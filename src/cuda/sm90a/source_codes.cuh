@@ -32,7 +32,8 @@
 
 #ifdef FMLAC_CODES
 static_assert(CODE_WARPS * WARP_ROWS == TOKENS && CODE_BATCHES * BATCH_ROWS == WARP_ROWS, "every row has a warp");
-static_assert(CODE_WARPS * BATCH_ROWS * FMLAC_RAW_PITCH_MAX <= RAW_BYTES(9), "a batch of any format fits");
+static_assert(GATHER_PAIRS * 2 * GATHERERS == CODE_WARPS, "every warp has a gatherer");
+static_assert(CODE_WARPS * BATCH_ROWS * RAW_PITCH_MAX <= RAW_BYTES(9), "a batch of any format fits");
 #endif
 
 template <int BLOCKS> static __device__ __forceinline__ void init_codes(plan<BLOCKS> *m)
@@ -40,13 +41,15 @@ template <int BLOCKS> static __device__ __forceinline__ void init_codes(plan<BLO
     for (int i = 0; i < PLACES; i++) {
         ptx_mbarrier_init(ptx_shared_address(&m->places_full[i]), WARP_ARRIVALS);
         ptx_mbarrier_init(ptx_shared_address(&m->scales_full[i]), 32 + WARP_ARRIVALS);
-        ptx_mbarrier_init(ptx_shared_address(&m->places_empty[i]), (CODE_WARPS + 1) * WARP_ARRIVALS);
+        ptx_mbarrier_init(ptx_shared_address(&m->places_empty[i]), (CODE_WARPS + GATHERERS + FETCHERS) * WARP_ARRIVALS);
     }
     for (int i = 0; i < CODE_WARPS * BATCHES_MAX; i++) {
         ptx_mbarrier_init(ptx_shared_address(&m->raw_full[0][i]), WARP_ARRIVALS);
         ptx_mbarrier_init(ptx_shared_address(&m->raw_empty[0][i]), WARP_ARRIVALS);
     }
-    m->mask[0][1] = m->mask[1][1] = 0xFFFFFFFFu; /* bits beyond the tile stay so */
+    for (uint32_t i = TOKENS / (4 * WARP_ROWS); i < 16 / WARP_ROWS; i++) { /* bits beyond the tile stay so */
+        m->mask[0][i] = m->mask[1][i] = 0xFFFFFFFFu;
+    }
 }
 
 /* ---- finding ----------------------------------------------------------------------------------------------------- */
@@ -92,15 +95,18 @@ static __device__ __forceinline__ void prefetch_row(const uint8_t *row, int32_t 
 /* The finder notes where a tile's tokens lie. `position`: of its first entry in a paged list. */
 template <int BLOCKS>
 static __device__ __forceinline__ void note_tile(const fmlac_mqa &p, const fmlac_work &w, plan<BLOCKS> *m,
-                                                 const tile_tokens &found, int32_t position, uint32_t at)
+                                                 const tile_tokens &found, const uint32_t entries[2], bool straight,
+                                                 int32_t position, uint32_t at)
 {
     int lane = threadIdx.x % 32;
+    const fmlac_pool &pool = pool_of(p, found.extra);
     uint32_t note = (found.extra ? NOTE_EXTRA_POOL : 0) | (found.more ? NOTE_NEXT : 0), there[2];
     token_place place[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         int row = 32 * h + lane;
-        place[h] = find_token(p, w, m->entries[0], found, position, row);
+        place[h] = straight ? entry_place(p, w, pool, entries[h], position + row)
+                            : find_token(p, w, m->entries[0], found, position, row);
         there[h] = __ballot_sync(0xFFFFFFFFu, place[h].row != nullptr);
         if (row < TOKENS) {
             m->places[at][row] = place[h].row;
@@ -108,19 +114,41 @@ static __device__ __forceinline__ void note_tile(const fmlac_mqa &p, const fmlac
     }
     note |= (there[0] & (there[1] | (uint32_t)(~0ull << (TOKENS - 32)))) == 0xFFFFFFFFu ? NOTE_WHOLE : 0;
     if (lane < CODE_WARPS) {
-        m->notes[at][lane] = ((lane < 4 ? there[0] : there[1]) >> WARP_ROWS * (lane % 4) & NOTE_THERE) | note;
+        const int warps = 32 / WARP_ROWS; /* of half a tile */
+        m->notes[at][lane] = ((lane < warps ? there[0] : there[1]) >> WARP_ROWS * (lane % warps) & NOTE_THERE) | note;
     }
     arrive_together(ptx_shared_address(&m->places_full[at]));
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         if (BLOCKS == 8 && place[h].row) {
-            fetch_scales(pool_of(p, found.extra), place[h], ptx_shared_address(m->scales[at][32 * h + lane]));
+            fetch_scales(pool, place[h], ptx_shared_address(m->scales[at][32 * h + lane]));
         }
     }
     note_done(m, at);
 #pragma unroll 1
-    for (int h = 0; BLOCKS == 9 && h < 2; h++) { /* two batches a warp */
-        prefetch_row(h == 0 ? place[0].row : place[1].row, pool_of(p, found.extra).data_row_bytes);
+    for (int h = 0; BLOCKS == 9 && FETCHERS == 0 && h < 2; h++) { /* two batches a warp */
+        prefetch_row(h == 0 ? place[0].row : place[1].row, pool.data_row_bytes);
+    }
+}
+
+/* The same by a warp that does nothing else. */
+template <int BLOCKS> static __device__ __forceinline__ void fetch_ahead(const fmlac_mqa &p, plan<BLOCKS> *m)
+{
+    const uint32_t lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (uint32_t tile = 0;; tile++) {
+        const uint32_t at = tile % PLACES;
+        ptx_mbarrier_wait(ptx_shared_address(&m->places_full[at]), tile / PLACES & 1);
+        const uint32_t note = uniform(m->notes[at][0]);
+        if (note & NOTE_END) {
+            break;
+        }
+        const int32_t bytes = BLOCKS == 9 ? pool_of(p, (note & NOTE_EXTRA_POOL) != 0).data_row_bytes : 0;
+#pragma unroll 1
+        for (uint32_t row = lane; bytes > 0 && row < TOKENS; row += 32) {
+            prefetch_row(m->places[at][row], bytes);
+        }
+        arrive_together(ptx_shared_address(&m->places_empty[at]));
     }
 }
 
@@ -141,6 +169,29 @@ static __device__ __forceinline__ void prefetch_q(const fmlac_mqa &p, const fmla
     __syncwarp();
 }
 
+/* Tiles that are as long as the list is fetched: a list without gaps needs no search. */
+#define STRAIGHT (TOKENS == 64)
+
+/* Whether the entries of positions `at` to `at` + 63 are a tile, as scan_next would find it with an empty ring. next:
+ * the 64 behind them. */
+static __device__ __forceinline__ bool scan_straight(const list_scan *scan, const list_ahead &ahead,
+                                                     const list_ahead &next, int32_t at, tile_tokens *found)
+{
+    const int32_t lane = (int32_t)(threadIdx.x % 32), behind = at + 64;
+    const bool extra = at >= scan->main_end;
+    const uint32_t slots = extra ? scan->extra_slots : scan->main_slots;
+    bool whole = behind <= (extra ? scan->end : scan->main_end < scan->end ? scan->main_end : scan->end), more = false;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int32_t position = behind + 32 * h + lane;
+        const uint32_t limit = position < scan->main_end ? scan->main_slots : scan->extra_slots;
+        whole &= (uint32_t)ahead.entry[h] < slots;
+        more |= position < scan->end && (uint32_t)next.entry[h] < limit;
+    }
+    *found = {0, 64, extra, __any_sync(0xFFFFFFFFu, more) != 0};
+    return __all_sync(0xFFFFFFFFu, whole) && (found->more || behind >= scan->end);
+}
+
 /* The finder. Tiles are counted over all pieces; behind the last a note says so. */
 template <int BLOCKS> static __device__ __forceinline__ void find_tiles(const fmlac_mqa &p, plan<BLOCKS> *m)
 {
@@ -157,19 +208,35 @@ template <int BLOCKS> static __device__ __forceinline__ void find_tiles(const fm
         const fmlac_work &w = c.work;
         int32_t begin = __shfl_sync(0xFFFFFFFFu, c.begin, 0), end = __shfl_sync(0xFFFFFFFFu, c.end, 0);
         int32_t position = begin * TOKENS;
-        list_ahead ahead = {{-1, -1}};
-        bool there = begin < end;
+        list_ahead ahead = {{-1, -1}}, next = ahead;
+        bool there = begin < end, straight = STRAIGHT && !is_paged(&p);
         if (there) {
             ahead = scan_begin(p, w, begin, end, &m->scans[0]);
+            if (STRAIGHT) {
+                next = scan_fetch(p, w, &m->scans[0], position + 64);
+            }
             if (i > 0) {
                 prefetch_q(p, w);
             }
         }
 #pragma unroll 1
         while (there) {
-            tile_tokens found = scan_next(p, w, &m->scans[0], &ahead, m->entries[0]);
+            tile_tokens found;
+            uint32_t entries[2] = {(uint32_t)ahead.entry[0], (uint32_t)ahead.entry[1]};
+            if (straight && !scan_straight(&m->scans[0], ahead, next, position, &found)) {
+                straight = false; /* the search goes on from here */
+                if (lane == 0) {
+                    m->scans[0].at = position;
+                }
+            }
+            if (straight) {
+                ahead = next;
+                next = scan_fetch(p, w, &m->scans[0], position + 128);
+            } else {
+                found = scan_next(p, w, &m->scans[0], &ahead, m->entries[0]);
+            }
             ptx_mbarrier_wait(ptx_shared_address(&m->places_empty[tile % PLACES]), (tile / PLACES & 1) ^ 1);
-            note_tile(p, w, m, found, position, tile % PLACES);
+            note_tile(p, w, m, found, entries, straight, position, tile % PLACES);
             there = found.more;
             position += TOKENS;
             tile++;
@@ -296,7 +363,7 @@ static __device__ __forceinline__ void tile_done(plan<BLOCKS> *m, uint32_t slot,
 {
     uint32_t lane = threadIdx.x % 32;
     if (lane == 0) {
-        ((volatile uint8_t *)m->mask[slot])[warp] = (uint8_t)note;
+        ((volatile uint8_t *)m->mask[slot])[warp] = (uint8_t)(note | ~NOTE_THERE);
         m->more[slot] = note & NOTE_NEXT;
     }
     ptx_fence_async_proxy();
@@ -348,7 +415,8 @@ static __device__ __forceinline__ void expand_run(const fmlac_mqa &p, plan<BLOCK
         const uint32_t first_row = ptx_shared_address(m->k[slot]) + warp * WARP_ROWS * 128;
         const uint32_t free = ptx_shared_address(m->free[slot]);
         uint32_t scales = ptx_shared_address(m->scales[at][BLOCKS == 8 ? warp * WARP_ROWS : 0]);
-        uint32_t place = first_row + place0, rope = first_row + rope0;
+        const uint32_t odd = warp * WARP_ROWS % 8 * 16; /* where chunks of the first row lie */
+        uint32_t place = first_row + (place0 ^ odd), rope = first_row + (rope0 ^ odd);
 #pragma unroll 1
         for (uint32_t batch = 0; batch < CODE_BATCHES; batch++) {
             code_batch b;
@@ -409,15 +477,26 @@ static __device__ __forceinline__ void expand_tiles(const fmlac_mqa &p, plan<BLO
     }
 }
 
+/* The warps behind those that expand, `warp` of them. */
+template <int BLOCKS>
+static __device__ __forceinline__ void bring_codes(const fmlac_mqa &p, plan<BLOCKS> *m, uint32_t warp)
+{
+    if (warp == 0) {
+        find_tiles(p, m);
+    } else if (warp <= GATHERERS) {
+        gather_rows(p, m, warp - 1);
+    } else if (warp <= GATHERERS + FETCHERS) {
+        fetch_ahead(p, m);
+    }
+}
+
 template <int BLOCKS> static __device__ __forceinline__ void produce_codes(const fmlac_mqa &p, plan<BLOCKS> *m)
 {
     uint32_t warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0) - MMA_WARPS;
     if (warp < CODE_WARPS) {
         expand_tiles(p, m, warp);
-    } else if (warp == CODE_WARPS) {
-        find_tiles(p, m);
     } else {
-        gather_rows(p, m);
+        bring_codes(p, m, warp - CODE_WARPS);
     }
 }
 

@@ -62,6 +62,8 @@ void emu_barrier(void);
 /* Where a sequence of chances begins: another one for every FLASHMLA_EMULATE_SEED. */
 uint32_t emu_seed(uint32_t which);
 int emu_barrier_count(int predicate);
+/* Ends the program: a block does what no block may. */
+void emu_fail(const char *what);
 /* Shared memory of the running thread's block, and of a block of its cluster. */
 unsigned char *emu_shared(void);
 unsigned char *emu_shared_of(unsigned rank);

@@ -29,10 +29,15 @@ static uint32_t chance(uint32_t n)
     return (chance_state >> 8) % n;
 }
 
-static void fail(const char *what)
+void emu_fail(const char *what)
 {
     fprintf(stderr, "emulated block: %s (thread %d)\n", what, emu_thread_id());
     abort();
+}
+
+static void fail(const char *what)
+{
+    emu_fail(what);
 }
 
 /* ---- barriers in shared memory ----------------------------------------------------------------------------------- */
@@ -109,6 +114,7 @@ bool ptx_mbarrier_try(uint32_t barrier, uint32_t parity)
 static struct named {
     int arrived, threads;
     unsigned generation;
+    bool yes, any; /* of those that wait for this generation, of the one before */
 } named[16][16];
 
 void ptx_barrier_arrive(int id, int threads)
@@ -120,9 +126,19 @@ void ptx_barrier_arrive(int id, int threads)
     b->threads = threads;
     if (++b->arrived == threads) {
         b->arrived = 0;
+        b->any = b->yes;
+        b->yes = false;
         b->generation++;
     }
     progress = true;
+}
+
+bool ptx_barrier_any(int id, int threads, bool yes)
+{
+    struct named *b = &named[emu_rank()][id];
+    b->yes |= yes;
+    ptx_barrier_sync(id, threads);
+    return b->any; /* the next generation ends once all have left this one */
 }
 
 void ptx_barrier_sync(int id, int threads)
@@ -402,6 +418,7 @@ static void multiply(const product &p, int warp)
     static float a[16][16], b[16][256];
     uint32_t a_at = (uint32_t)(p.a_descriptor & 0x3FFF) << 4, b_at = (uint32_t)(p.b_descriptor & 0x3FFF) << 4;
     uint32_t a_row = p.a_descriptor >> 63 ? 64 : 128, b_row = p.b_descriptor >> 63 ? 64 : 128;
+    bool a_columns = (p.a_descriptor >> 62 & 1) != 0;
     uint32_t leading = (uint32_t)(p.b_descriptor >> 16 & 0x3FFF) << 4;
     for (int r = 0; r < 16; r++) {
         for (int k = 0; k < 16; k++) {
@@ -411,7 +428,8 @@ static void multiply(const product &p, int warp)
                 bits = pair >> (16 * (k % 2)) & 0xFFFF;
             } else {
                 uint32_t row = (uint32_t)(warp % 4 * 16 + r);
-                bits = shared_16(a_at + row * a_row + (uint32_t)k * 2, a_row);
+                uint32_t at = a_columns ? (uint32_t)k * 128 + row * 2 : row * a_row + (uint32_t)k * 2;
+                bits = shared_16(a_at + at, a_row);
             }
             a[r][k] = number(bits, p.f16);
         }
@@ -521,32 +539,6 @@ void emu_product_wait(int pending)
     }
     wait_pending = pending;
     emu_meet(step_wait, NULL);
-}
-
-/* ---- stmatrix ---------------------------------------------------------------------------------------------------- */
-
-struct matrix_store {
-    const uint32_t *r;
-    uint32_t address;
-};
-
-static void step_store(void **lanes)
-{
-    for (int l = 0; l < 32; l++) {
-        for (int m = 0; m < 4; m++) {
-            uint32_t at = ((matrix_store *)lanes[m * 8 + l / 4])->address;
-            if (at % 16) {
-                fail("stmatrix: bad address");
-            }
-            memcpy(emu_shared() + at + l % 4 * 4, &((matrix_store *)lanes[l])->r[m], 4);
-        }
-    }
-}
-
-void ptx_stmatrix_x4(uint32_t address, const uint32_t r[4])
-{
-    matrix_store m = {r, address};
-    emu_meet(step_store, &m);
 }
 
 /* ---- a block ----------------------------------------------------------------------------------------------------- */

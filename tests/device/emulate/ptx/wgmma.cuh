@@ -38,6 +38,11 @@ template <int F16> PTX_INLINE void ptx_wgmma_n64_ss(float *d, uint32_t a, uint32
 {
     emu_product(d, NULL, a, b, 64, accumulate, F16);
 }
+/* Bit 62 of A's descriptor: it is MN-major. */
+template <int MN> PTX_INLINE void ptx_wgmma_n16_ss(float *d, uint32_t a, uint32_t b, int accumulate)
+{
+    emu_product(d, NULL, a | (uint64_t)MN << 62, b, 16, accumulate, false);
+}
 /* Bit 63 of a descriptor: rows of 64 bytes. */
 PTX_INLINE void ptx_wgmma_n64_ss_narrow(float *d, uint32_t a, uint32_t b, int accumulate)
 {
