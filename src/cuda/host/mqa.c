@@ -432,8 +432,7 @@ static void cut_work(const fmlac_state *state, const decision *d, fmlac_mqa *p)
     cut->whole = cut->parts == 0 && p->h_kv == 1 && lists_equal(p) && p->pieces == 0;
 }
 
-/* What a call is given to. Lists for pairs, and for kernels for few rows, may be done sooner by clusters of the blocks
- * that work alone. */
+/* What a call is given to. Lists for pairs and for few rows may be done sooner by clusters of blocks that work alone. */
 static decision decide(const fmlac_state *state, const fmlai_mqa *from, fmlac_mqa *p)
 {
     decision d = decide_kernel(state, from, p);
@@ -478,8 +477,7 @@ static size_t partial_bytes(const decision *d)
 
 static size_t scalar_bytes(const decision *d)
 {
-    size_t each = d->hopper ? 4 : 2;
-    return (size_t)d->slots * 2 * partial_rows(d) * each * sizeof(float);
+    return (size_t)d->slots * 2 * partial_rows(d) * (d->hopper ? 4 : 2) * sizeof(float);
 }
 
 /* As many for pairs, which need none: else a shape that grows to them would need less. */
