@@ -432,7 +432,7 @@ static void cut_work(const fmlac_state *state, const decision *d, fmlac_mqa *p)
     cut->whole = cut->parts == 0 && p->h_kv == 1 && lists_equal(p) && p->pieces == 0;
 }
 
-/* What a call is given to. Lists for pairs and for few rows may be done sooner by clusters of blocks that work alone. */
+/* What a call is given to. Lists for pairs and few rows may be done sooner by clusters of blocks that work alone. */
 static decision decide(const fmlac_state *state, const fmlai_mqa *from, fmlac_mqa *p)
 {
     decision d = decide_kernel(state, from, p);
