@@ -222,9 +222,7 @@ static decision decide_kernel(const fmlac_state *state, const fmlai_mqa *from, f
         return d;
     }
     const fmlac_kernel *hopper = fmlac_hopper_choose(state, p);
-    if (from->batch_invariant && fmlac_hopper_few(hopper)) { /* which follows from how many lists there are */
-        hopper = fmlac_hopper_unpaired(p);
-    }
+    hopper = from->batch_invariant && fmlac_hopper_few(hopper) ? fmlac_hopper_unpaired(p) : hopper;
     if (hopper) {
         d = (decision){.kernel = hopper,
                        .shared = fmlac_hopper_shared(),
