@@ -222,9 +222,7 @@ static decision decide_kernel(const fmlac_state *state, const fmlai_mqa *from, f
         return d;
     }
     const fmlac_kernel *hopper = fmlac_hopper_choose(state, p);
-    if (from->batch_invariant && fmlac_hopper_few(hopper)) { /* which follows from how many lists there are */
-        hopper = fmlac_hopper_unpaired(p);
-    }
+    hopper = from->batch_invariant && fmlac_hopper_few(hopper) ? fmlac_hopper_unpaired(p) : hopper;
     if (hopper) {
         d = (decision){.kernel = hopper,
                        .shared = fmlac_hopper_shared(),
@@ -261,8 +259,8 @@ static decision decide_kernel(const fmlac_state *state, const fmlai_mqa *from, f
 /* A tile's time in nanoseconds, roughly: 64 rows and 64 tokens by each kind of kernel, from rates on an H200. */
 static int64_t tile_time(const decision *d, const fmlac_mqa *p)
 {
-    bool few = fmlac_hopper_few(d->kernel);
-    int64_t whole = d->hopper && p->quantised ? (d->kernel->cluster > 0 ? 2600 : few ? 1900 : 3500)
+    int64_t codes = d->kernel->cluster > 0 ? 2600 : fmlac_hopper_few(d->kernel) ? 1900 : 3500;
+    int64_t whole = d->hopper && p->quantised ? codes
                     : d->hopper               ? 1500
                     : p->quantised            ? 7000
                                               : 3300;
@@ -432,7 +430,7 @@ static void cut_work(const fmlac_state *state, const decision *d, fmlac_mqa *p)
     cut->whole = cut->parts == 0 && p->h_kv == 1 && lists_equal(p) && p->pieces == 0;
 }
 
-/* What a call is given to. Lists for pairs and few rows may be done sooner by clusters of blocks that work alone. */
+/* What a call is given to. Lists for pairs or few rows may be done sooner by clusters of blocks that work alone. */
 static decision decide(const fmlac_state *state, const fmlai_mqa *from, fmlac_mqa *p)
 {
     decision d = decide_kernel(state, from, p);
@@ -464,7 +462,7 @@ static size_t schedule_bytes(const fmlac_mqa *p)
     return round_up((size_t)(units + 3) * sizeof(int32_t), 256);
 }
 
-/* Rows of a partial result that there is room for: where there are few, as many as for shorter lists. */
+/* Of a partial result, with room for what shorter lists take. */
 static size_t partial_rows(const decision *d)
 {
     return fmlac_hopper_few(d->kernel) ? ROWS_ALONE : (size_t)d->kernel->rows;

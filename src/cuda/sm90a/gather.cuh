@@ -202,7 +202,7 @@ template <int BLOCKS>
 static __device__ __forceinline__ void gather_rows(const fmlac_mqa &p, plan<BLOCKS> *m, uint32_t which)
 {
     raw_ring r = ring_begin<BLOCKS>(p);
-    const uint32_t first = which * 2 * GATHER_PAIRS;
+    const uint32_t first = GATHERERS > 1 ? which * 2 * GATHER_PAIRS : 0;
 #pragma unroll 1
     for (uint32_t tile = 0;; tile++) {
         uint32_t at = tile % PLACES;

@@ -332,8 +332,10 @@ static __device__ __forceinline__ void walk_whole(const fmlac_mqa &p, piece_walk
 {
     int32_t at = (int32_t)walk->at;
 #ifndef FMLAC_INDEXED_ONLY
-    for (int row = lane; row < ROWS; row += 32) {
-        to->seen[row] = INT32_MAX;
+    if (ROWS > 32) {
+        to->seen[lane] = to->seen[(lane + 32) % ROWS] = INT32_MAX;
+    } else if (lane < ROWS) {
+        to->seen[lane] = INT32_MAX;
     }
 #endif
     __syncwarp();

@@ -99,13 +99,12 @@ static __device__ __forceinline__ void note_tile(const fmlac_mqa &p, const fmlac
                                                  int32_t position, uint32_t at)
 {
     int lane = threadIdx.x % 32;
-    const fmlac_pool &pool = pool_of(p, found.extra);
     uint32_t note = (found.extra ? NOTE_EXTRA_POOL : 0) | (found.more ? NOTE_NEXT : 0), there[2];
     token_place place[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         int row = 32 * h + lane;
-        place[h] = straight ? entry_place(p, w, pool, entries[h], position + row)
+        place[h] = straight ? entry_place(p, w, pool_of(p, found.extra), entries[h], position + row)
                             : find_token(p, w, m->entries[0], found, position, row);
         there[h] = __ballot_sync(0xFFFFFFFFu, place[h].row != nullptr);
         if (row < TOKENS) {
@@ -121,13 +120,13 @@ static __device__ __forceinline__ void note_tile(const fmlac_mqa &p, const fmlac
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         if (BLOCKS == 8 && place[h].row) {
-            fetch_scales(pool, place[h], ptx_shared_address(m->scales[at][32 * h + lane]));
+            fetch_scales(pool_of(p, found.extra), place[h], ptx_shared_address(m->scales[at][32 * h + lane]));
         }
     }
     note_done(m, at);
 #pragma unroll 1
     for (int h = 0; BLOCKS == 9 && FETCHERS == 0 && h < 2; h++) { /* two batches a warp */
-        prefetch_row(h == 0 ? place[0].row : place[1].row, pool.data_row_bytes);
+        prefetch_row(h == 0 ? place[0].row : place[1].row, pool_of(p, found.extra).data_row_bytes);
     }
 }
 
