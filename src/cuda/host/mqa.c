@@ -259,7 +259,7 @@ static decision decide_kernel(const fmlac_state *state, const fmlai_mqa *from, f
 /* A tile's time in nanoseconds, roughly: 64 rows and 64 tokens by each kind of kernel, from rates on an H200. */
 static int64_t tile_time(const decision *d, const fmlac_mqa *p)
 {
-    int64_t codes = d->kernel->cluster > 0 ? 2600 : fmlac_hopper_few(d->kernel) ? 1900 : 3500;
+    int64_t codes = fmlac_hopper_few(d->kernel) ? 1900 : d->hopper && d->kernel->cluster > 0 ? 2600 : 3500;
     int64_t whole = d->hopper && p->quantised ? codes
                     : d->hopper               ? 1500
                     : p->quantised            ? 7000
