@@ -14,12 +14,16 @@ static __device__ __forceinline__ int64_t clamped(int64_t x, int64_t low, int64_
     return x < low ? low : x > high ? high : x;
 }
 
-/* Files of kernels for index lists alone define FMLAC_INDEXED_ONLY: what only paged lists need is not compiled. */
+/* Files of kernels for index lists alone define FMLAC_INDEXED_ONLY, for paged lists alone FMLAC_PAGED_ONLY: what only
+ * the others need is not compiled. */
 static __device__ __forceinline__ bool is_paged(const fmlac_mqa *p)
 {
 #ifdef FMLAC_INDEXED_ONLY
     (void)p;
     return false;
+#elif defined FMLAC_PAGED_ONLY
+    (void)p;
+    return true;
 #else
     return p->main.kind == FMLAC_LIST_PAGED;
 #endif

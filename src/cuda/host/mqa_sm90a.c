@@ -15,7 +15,7 @@
 
 #define SHORT_MAX     (INT32_MAX - 4096) /* the kernels count positions, slots and rows in 32 bits */
 #define SHARED_MAX    232448
-#define FEW_LEAST     1024      /* tokens of a multiprocessor */
+#define FEW_LEAST     1024                /* tokens of a multiprocessor */
 #define L2_POOL_BYTES ((int64_t)40 << 20) /* of a pool that stays in L2 beside the rest of a call */
 
 extern void fmlak_mqa_pages_bf16_512_sm90a(void);
@@ -38,6 +38,8 @@ extern void fmlak_mqa_codes_bf16_512_sm90a(void);
 extern void fmlak_mqa_codes_bf16_576_sm90a(void);
 extern void fmlak_mqa_few_bf16_512_sm90a(void);
 extern void fmlak_mqa_few_bf16_576_sm90a(void);
+extern void fmlak_mqa_codes_together_bf16_512_sm90a(void);
+extern void fmlak_mqa_codes_together_bf16_576_sm90a(void);
 extern void fmlak_mqa_pair_bf16_512_sm90a(void);
 extern void fmlak_mqa_pair_bf16_576_sm90a(void);
 
@@ -50,8 +52,9 @@ extern void fmlak_mqa_pair_bf16_576_sm90a(void);
         name, #name, FMLA_BF16, FMLAC_HOPPER_ROWS, FMLAC_CODES_TOKENS, 16, 227, 0                                      \
     }
 
-/* [source: pages, pages with tiles in turn, rows, rows in turn, codes][dtype: bf16, fp16][dims: 512, 576] */
-static const fmlac_kernel kernels[5][2][2] = {
+/* [source: pages, pages with tiles in turn, rows, rows in turn, codes, codes of clusters that share a list][dtype:
+ * bf16, fp16][dims: 512, 576] */
+static const fmlac_kernel kernels[6][2][2] = {
     {{HOPPER(fmlak_mqa_pages_bf16_512_sm90a, FMLA_BF16, 12), HOPPER(fmlak_mqa_pages_bf16_576_sm90a, FMLA_BF16, 12)},
      {HOPPER(fmlak_mqa_pages_f16_512_sm90a, FMLA_F16, 12), HOPPER(fmlak_mqa_pages_f16_576_sm90a, FMLA_F16, 12)}},
     {{HOPPER(fmlak_mqa_turns_bf16_512_sm90a, FMLA_BF16, 12), HOPPER(fmlak_mqa_turns_bf16_576_sm90a, FMLA_BF16, 12)},
@@ -63,6 +66,7 @@ static const fmlac_kernel kernels[5][2][2] = {
      {HOPPER(fmlak_mqa_rows_turns_f16_512_sm90a, FMLA_F16, 12),
       HOPPER(fmlak_mqa_rows_turns_f16_576_sm90a, FMLA_F16, 12)}},
     {{CODES(fmlak_mqa_codes_bf16_512_sm90a), CODES(fmlak_mqa_codes_bf16_576_sm90a)}},
+    {{CODES(fmlak_mqa_codes_together_bf16_512_sm90a), CODES(fmlak_mqa_codes_together_bf16_576_sm90a)}},
 };
 
 /* Few rows of queries of quantised tokens, [dims: 512, 576]. */
@@ -79,7 +83,7 @@ static const fmlac_kernel few[2] = {FEW(fmlak_mqa_few_bf16_512_sm90a), FEW(fmlak
     }
 static const fmlac_kernel pairs[2] = {PAIR(fmlak_mqa_pair_bf16_512_sm90a), PAIR(fmlak_mqa_pair_bf16_576_sm90a)};
 
-enum { FROM_PAGES, IN_TURNS, FROM_ROWS, ROWS_IN_TURNS, FROM_CODES };
+enum { FROM_PAGES, IN_TURNS, FROM_ROWS, ROWS_IN_TURNS, FROM_CODES, CODES_TOGETHER };
 
 typedef CUresult (*encode_tiled)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
                                  const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
@@ -248,9 +252,9 @@ static const fmlac_kernel *choose_few(const fmlac_state *state, const fmlac_mqa 
     int64_t rows = p->h_q / p->h_kv * (paged ? p->s_q : 1), lists = (paged ? p->batch : p->num_tokens) * p->h_kv;
     int64_t list = paged ? p->main.capacity : p->main.topk + p->extra.topk;
     bool enough = state->few || list >= fmlac_ceil(FEW_LEAST * (int64_t)state->processors, lists > 0 ? lists : 1);
-    bool narrow = FMLAC_RAW_PITCH(p->main.pool.data_row_bytes) <= FMLAC_FEW_PITCH_MAX &&
-                  (p->extra.kind == FMLAC_LIST_NONE ||
-                   FMLAC_RAW_PITCH(p->extra.pool.data_row_bytes) <= FMLAC_FEW_PITCH_MAX);
+    bool narrow =
+        FMLAC_RAW_PITCH(p->main.pool.data_row_bytes) <= FMLAC_FEW_PITCH_MAX &&
+        (p->extra.kind == FMLAC_LIST_NONE || FMLAC_RAW_PITCH(p->extra.pool.data_row_bytes) <= FMLAC_FEW_PITCH_MAX);
     bool fits = enough && !ragged && narrow && rows <= FMLAC_FEW_ROWS && fmlac_hopper_unpaired(p);
     return fits ? &few[p->d_qk > 512] : NULL;
 }
@@ -345,14 +349,32 @@ static bool encode_queries(const fmlac_state *state, const fmlac_mqa *p, fmlac_p
            encode_rows(state, p, &p->q, (int32_t)p->d_qk, FMLAC_HOPPER_ROWS, 32, &to->q_rope);
 }
 
-/* Index lists of rows: Q and output by TMA, where maps can describe them (border.cuh). A warp's box of output must not
- * reach into another KV head's heads. */
-static void encode_border(const fmlac_state *state, const fmlac_mqa *p, fmlac_mqa_sm90a *to)
+/* Whether a row tile is of one query token and so its Q one run of boxes. With codes it comes that way only within
+ * clusters that share a list: elsewhere that has won nothing. */
+static bool takes_q(const fmlac_kernel *kernel, const fmlac_mqa *p)
+{
+    bool single = p->s_q == 1 || (p->h_kv == 1 && p->tile_rows == FMLAC_HOPPER_ROWS && p->h_q % FMLAC_HOPPER_ROWS == 0);
+    if (kernel->cluster > 0 || kernel == &kernels[FROM_CODES][0][p->d_qk > 512] || fmlac_hopper_few(kernel)) {
+        return false;
+    }
+    return p->main.kind == FMLAC_LIST_INDEXED || (reads_pages(kernel, p) && !p->cu_seqlens_q && single);
+}
+
+/* Whether blocks that find the cut by themselves have a short way to it (is_plain_paged in sm90a/piece.cuh). */
+static bool plain_paged(const fmlac_mqa *p)
+{
+    return p->cut.parts > 0 && p->cut.own && p->main.kind == FMLAC_LIST_PAGED && !p->cu_seqlens_q &&
+           !p->main.bound.data && p->h_kv == 1;
+}
+
+/* Q and, of index lists of rows, the output by TMA, where maps can describe them (border.cuh). A warp's box of output
+ * must not reach into another KV head's heads. */
+static void encode_border(const fmlac_state *state, const fmlac_kernel *kernel, const fmlac_mqa *p, fmlac_mqa_sm90a *to)
 {
     bool indexed = p->main.kind == FMLAC_LIST_INDEXED, apart = p->h_kv == 1 || p->h_q / p->h_kv % FMLAC_HOPPER_BOX == 0;
-    to->has_q =
-        indexed && p->scale > 0.0f && encode_rows(state, p, &p->q, (int32_t)p->d_qk, FMLAC_HOPPER_ROWS, 64, &to->q);
-    to->has_out = indexed && apart && p->d_v == FMLAC_OUT_COLUMNS && p->out.dtype == p->q.dtype &&
+    to->has_q = takes_q(kernel, p) && p->scale > 0.0f &&
+                encode_rows(state, p, &p->q, (int32_t)p->d_qk, FMLAC_HOPPER_ROWS, 64, &to->q);
+    to->has_out = indexed && is_plain(&p->main) && apart && p->d_v == FMLAC_OUT_COLUMNS && p->out.dtype == p->q.dtype &&
                   (uintptr_t)p->out.data % 16 == 0 &&
                   encode_rows(state, p, &p->out, FMLAC_OUT_COLUMNS, FMLAC_HOPPER_BOX, 64, &to->out);
 }
@@ -383,8 +405,12 @@ fmla_status fmlac_hopper_enqueue(const fmlac_state *state, const fmlai_call *cal
         }
         kernel = &kernels[FROM_ROWS][f16][wide];
     }
-    if (kernel == &kernels[FROM_ROWS][f16][wide] || kernel == &kernels[ROWS_IN_TURNS][f16][wide]) {
-        encode_border(state, p, &all);
+    if (kernel == &kernels[FROM_CODES][0][wide] && p->pieces > 0) {
+        kernel = &kernels[CODES_TOGETHER][0][wide];
+    }
+    encode_border(state, kernel, p, &all);
+    if (plain_paged(p)) {
+        all.mqa.cut.own = FMLAC_OWN_PAGED;
     }
     launch->kernel = (const void *)kernel->function;
     launch->name = kernel->name;

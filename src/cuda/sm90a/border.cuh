@@ -17,13 +17,24 @@
 
 #define OUT_ROWS FMLAC_HOPPER_BOX /* of a warp */
 
+/* Whether Q comes by TMA where tokens come as pages or codes. */
+static __device__ __forceinline__ bool has_mapped_q(const fmlac_mqa_sm90a &all)
+{
+    return MAPPED_Q && all.has_q;
+}
+
 /* One thread asks for the Q of a piece; `outer`, `inner`: its query token, as tensors count them. */
 template <int BLOCKS>
 static __device__ __forceinline__ void ask_q(const fmlac_mqa_sm90a &all, plan<BLOCKS> *m, const fmlac_work &w,
                                              int32_t outer, int32_t inner)
 {
     const uint32_t full = ptx_shared_address(&m->q_full);
-    const int32_t head = w.kv_head * w.group + (int32_t)w.row0;
+    int32_t head = w.kv_head * w.group + (int32_t)w.row0;
+    if (MAPPED_Q && w.queries > 1) { /* one KV head, and all rows are of one query token */
+        const int32_t token = (int32_t)((uint32_t)head / (uint32_t)w.group);
+        inner += token;
+        head -= token * w.group;
+    }
     ptx_mbarrier_arrive_expect(full, BLOCKS * BLOCK_BYTES);
 #pragma unroll 1
     for (int block = 0; block < BLOCKS; block++) {
@@ -63,6 +74,22 @@ static __device__ __forceinline__ void take_q(const fmlac_mqa_sm90a &all, plan<B
         ptx_mbarrier_wait(full, parity);
     }
     parity ^= 1;
+}
+
+/* The same for the other sources: a producer has asked for the first piece's, start_next_q for later ones, or else the
+ * follower's first thread does. Sums of the piece before have been read behind it. */
+template <int BLOCKS>
+static __device__ __forceinline__ void take_mapped_q(const fmlac_mqa_sm90a &all, plan<BLOCKS> *m, const piece &c,
+                                                     uint32_t i, bool waits)
+{
+    if (ptx_thread() == 128 && i > 0 && !c.early) {
+        ask_q(all, m, c.work, c.outer, c.inner);
+    }
+    __syncwarp();
+    if (waits) {
+        ptx_mbarrier_wait(ptx_shared_address(&m->q_full), i & 1);
+    }
+    ptx_barrier_sync(BARRIER_MMA, 256);
 }
 
 /* The follower has the last weights of a piece: Q of piece i, which the scout has found or is about to find. parity: of

@@ -189,9 +189,8 @@ static __device__ __forceinline__ void few_values(float o[FEW_OUTPUT], uint32_t 
     for (int tokens = 0; tokens < TOKENS / 16; tokens++) {
 #pragma unroll
         for (int block = 0; block < 8; block++) {
-            ptx_wgmma_n16_ss<1>(o + block * FEW_SCORES,
-                                      ptx_wgmma_advance(k, block * TILE_BYTES + tokens * 2048),
-                                      ptx_wgmma_advance(weights, tokens * 32), 1);
+            ptx_wgmma_n16_ss<1>(o + block * FEW_SCORES, ptx_wgmma_advance(k, block * TILE_BYTES + tokens * 2048),
+                                ptx_wgmma_advance(weights, tokens * 32), 1);
         }
     }
     ptx_wgmma_commit();
@@ -274,7 +273,7 @@ template <int BLOCKS> static __device__ __forceinline__ void few(const fmlac_mqa
         expand_tiles<BLOCKS>(p, m, uniform(threadIdx.x / 32) - MMA_WARPS);
     } else {
         ptx_registers_give<few_of::OTHER_REGISTERS>();
-        bring_codes<BLOCKS>(p, m, uniform(threadIdx.x / 32) - MMA_WARPS - CODE_WARPS);
+        bring_codes<BLOCKS>(all, m, uniform(threadIdx.x / 32) - MMA_WARPS - CODE_WARPS);
     }
 }
 

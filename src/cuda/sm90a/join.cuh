@@ -43,16 +43,24 @@ static __device__ __forceinline__ float4 *scalars_of(const fmlac_cut &cut, int64
     return (float4 *)cut.partial_scalar + place * ROWS;
 }
 
+/* Whether a warp has rows of a piece: the others leave and add nothing. */
+static __device__ __forceinline__ bool has_rows(const piece &c)
+{
+    return !MAPPED_Q || uniform(ptx_thread() / 32 % 4) * 16 < uniform((uint32_t)c.work.rows);
+}
+
 template <int BLOCKS>
-static __device__ __forceinline__ void leave_result(const fmlac_cut &cut, const plan<BLOCKS> *m, int64_t place,
-                                                    const float o[128], int half)
+static __device__ __forceinline__ void leave_result(const fmlac_cut &cut, const piece &c, const plan<BLOCKS> *m,
+                                                    int64_t place, const float o[128], int half)
 {
     int row = (int)ptx_thread();
     float *to = share_of(cut, place, half);
+    if (has_rows(c)) {
 #pragma unroll
-    for (int j = 0; j < 32; j++) {
-        float4 four = {o[4 * j], o[4 * j + 1], o[4 * j + 2], o[4 * j + 3]};
-        *(float4 *)(to + j * 512) = four;
+        for (int j = 0; j < 32; j++) {
+            float4 four = {o[4 * j], o[4 * j + 1], o[4 * j + 2], o[4 * j + 3]};
+            *(float4 *)(to + j * 512) = four;
+        }
     }
     if (row < ROWS) {
         float4 scalars = {m->last[row], m->sum[row], m->max[row], 0.0f};
@@ -86,8 +94,8 @@ static __device__ __forceinline__ void add_some(float o[4 * AHEAD], const float 
 
 /* References of weights in slots are over: their place holds the factors of both results. */
 template <int BLOCKS>
-static __device__ __forceinline__ void add_result(const fmlac_cut &cut, plan<BLOCKS> *m, int64_t place, float o[128],
-                                                  int half)
+static __device__ __forceinline__ void add_result(const fmlac_cut &cut, const piece &c, plan<BLOCKS> *m, int64_t place,
+                                                  float o[128], int half)
 {
     int thread = (int)ptx_thread(), row = thread % 128 / 32 * 16 + thread % 32 / 4;
     if (thread < ROWS) {
@@ -104,7 +112,7 @@ static __device__ __forceinline__ void add_result(const fmlac_cut &cut, plan<BLO
     const float v[2] = {m->reference[1][row], m->reference[1][row + 8]};
     const float *from = share_of(cut, place, half);
 #pragma unroll 1
-    for (uint32_t i = 0; i < 128; i += 4 * AHEAD) {
+    for (uint32_t i = 0, end = has_rows(c) ? 128 : 0; i < end; i += 4 * AHEAD) {
         uint32_t at =
             uniform(i); /* not known to compilers: each step stays a block, no loads of the next are mixed in */
 #pragma unroll
@@ -118,8 +126,8 @@ static __device__ __forceinline__ void add_result(const fmlac_cut &cut, plan<BLO
 
 /* Whether the other side of a meeting has been there; if not, the own result is left for it. */
 template <int BLOCKS>
-static __device__ __forceinline__ bool comes_second(const fmlac_cut &cut, plan<BLOCKS> *m, uint32_t *flag,
-                                                    int64_t place, const float o[128], int half)
+static __device__ __forceinline__ bool comes_second(const fmlac_cut &cut, const piece &c, plan<BLOCKS> *m,
+                                                    uint32_t *flag, int64_t place, const float o[128], int half)
 {
     const volatile uint32_t *met = &m->met;
     if (ptx_thread() == 0) {
@@ -130,7 +138,7 @@ static __device__ __forceinline__ bool comes_second(const fmlac_cut &cut, plan<B
     if (uniform(*met)) {
         return true;
     }
-    leave_result(cut, m, place, o, half);
+    leave_result(cut, c, m, place, o, half);
     ptx_barrier_sync(BARRIER_MMA, 256);
     if (ptx_thread() == 0) {
         m->met = ptx_raise(flag);
@@ -152,10 +160,10 @@ static __device__ __forceinline__ bool join_pieces(const fmlac_cut &cut, const p
             continue; /* nobody there */
         }
         uint32_t *flag = cut.flags + c.head + latter * (int32_t)cut.columns;
-        if (!comes_second(cut, m, flag, place_of(cut, c, own), o, half)) {
+        if (!comes_second(cut, c, m, flag, place_of(cut, c, own), o, half)) {
             return false;
         }
-        add_result(cut, m, place_of(cut, c, own ^ width), o, half);
+        add_result(cut, c, m, place_of(cut, c, own ^ width), o, half);
     }
     return true;
 }

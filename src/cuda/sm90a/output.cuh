@@ -253,9 +253,14 @@ static __device__ __forceinline__ void store_rows(const fmlac_mqa &p, const piec
     for (int h = 0; h < 2; h++) {
         factor[h] = row_factor(m->last[row + 8 * h], m->sum[row + 8 * h], m->sink[row + 8 * h]);
     }
-    store_output(p, c, row, o, factor, half * (OUT_COLUMNS / 2), stage);
+    if (has_rows(c)) {
+        store_output(p, c, row, o, factor, half * (OUT_COLUMNS / 2), stage);
+    }
     if (c.place >= 0) {
-        ptx_barrier_sync(BARRIER_MMA, 256); /* nobody reads the stage any more */
+        if (MAPPED_Q) {
+            ptx_fence_async_proxy();
+        }
+        ptx_barrier_sync(BARRIER_MMA, 256); /* nobody reads the stage any more: Q may come there */
     }
 }
 

@@ -40,6 +40,14 @@
 #define FMLAC_EARLY 1
 #endif
 
+/* 1: the first Q, and without borders later ones, may come by TMA, asked for by a producer; what comes with it
+ * (walk.cuh, has_rows) is for these kernels alone: the others were not faster by it. */
+#if defined FMLAC_PAGED_ONLY || defined FMLAC_TOGETHER
+#define MAPPED_Q 1
+#else
+#define MAPPED_Q 0
+#endif
+
 typedef struct piece {
     fmlac_work work;
     int64_t place;      /* of the partial result; -1: the piece is a whole list, or joined with the others */
@@ -68,6 +76,29 @@ typedef struct piece_walk {
     int32_t own[OWN_UNITS + 1]; /* costs that the block finds by itself */
 } piece_walk;
 
+/* Whether all lists are index lists as long as they can be, none of them cut. */
+static __device__ __forceinline__ bool is_whole(const fmlac_mqa &p)
+{
+#ifdef FMLAC_PAGED_ONLY
+    (void)p;
+    return false;
+#else
+    return p.cut.whole;
+#endif
+}
+
+/* Whether lists are paged ones of equally many query tokens whose cut a block finds by itself, of one KV head and no
+ * bounds: then there is a short way to the first piece. */
+static __device__ __forceinline__ bool is_plain_paged(const fmlac_mqa &p)
+{
+#ifdef FMLAC_PAGED_ONLY
+    return p.cut.own == FMLAC_OWN_PAGED;
+#else
+    (void)p;
+    return false;
+#endif
+}
+
 /* Of a call that is `whole`: how many pieces there are, and the work of one. */
 static __device__ __forceinline__ int32_t whole_pieces(const fmlac_mqa &p)
 {
@@ -88,9 +119,11 @@ static __device__ __forceinline__ fmlac_work whole_work(const fmlac_mqa &p, int3
  *   FMLAC_CODES         mqa_codes.cu     quantised tokens: tiles of 48
  *   FMLAC_FEW           mqa_few.cu       with FMLAC_CODES: few rows (few.cuh)
  *   FMLAC_INDEXED_ONLY  mqa_pair.cu      no paged lists (common/list.cuh)
- *   FMLAC_EVEN          mqa_pair.cu      equal pieces are joined by the combine kernel; no clusters that share a list
- *   FMLAC_NO_CLUSTERS   mqa_rows_*.cu    no clusters that share a list, so no equal pieces
- * Where none of the last two is, equal pieces are joined within clusters. */
+ *   FMLAC_PAGED_ONLY    mqa_bf16.cu, mqa_f16.cu  no index lists
+ *   FMLAC_TOGETHER      mqa_codes_together.cu    for clusters that share a list: the first piece's Q by TMA, shorter
+ * ways FMLAC_EVEN          mqa_pair.cu      equal pieces are joined by the combine kernel; no clusters that share a
+ * list FMLAC_NO_CLUSTERS   mqa_rows_*.cu    no clusters that share a list, so no equal pieces Where none of the last
+ * two is, equal pieces are joined within clusters. */
 
 /* Whether index lists have equal pieces that the combine kernel joins. */
 static __device__ __forceinline__ bool is_even(const fmlac_mqa &p)
@@ -149,7 +182,7 @@ static __device__ __forceinline__ void even_work(const fmlac_mqa &p, const even_
 static __device__ __forceinline__ bool walk_guess(const fmlac_mqa &p, int32_t worker, fmlac_work *w, int32_t *begin)
 {
     const fmlac_cut &cut = p.cut;
-    if (FMLAC_EARLY && cut.whole) {
+    if (FMLAC_EARLY && is_whole(p)) {
         *begin = 0;
         *w = whole_work(p, worker);
         return worker < whole_pieces(p);
@@ -170,7 +203,7 @@ static __device__ __forceinline__ bool walk_guess(const fmlac_mqa &p, int32_t wo
     }
     int32_t columns = (int32_t)cut.columns, part = (int32_t)((uint32_t)worker / (uint32_t)columns), unit = part;
     *begin = index > 0 ? index * even_share(&p, cut.longest - cut.overhead) : 0;
-    if (FMLAC_EARLY == 0 || (is_paged(&p) && p.cu_seqlens_q)) {
+    if (FMLAC_EARLY == 0 || is_plain_paged(p) || (is_paged(&p) && p.cu_seqlens_q)) {
         return false;
     }
     if (cut.parts > 0) {
@@ -211,7 +244,7 @@ static __device__ __forceinline__ void prefetch_list(const fmlac_mqa &p, const f
 /* By `threads` threads, this one of them; a barrier of the block follows. */
 static __device__ __forceinline__ void walk_costs(const fmlac_mqa &p, piece_walk *walk, int thread, int threads)
 {
-    if (p.cut.parts > 0 && p.cut.own && !is_even(p)) {
+    if (p.cut.parts > 0 && p.cut.own && !is_even(p) && !is_plain_paged(p)) {
         own_costs(&p, walk->own, thread, threads);
     }
 }
@@ -305,144 +338,6 @@ static __device__ __forceinline__ void piece_write(const fmlac_mqa &p, const fml
         to->all_see = all_see;
         place_token(p, to, w.first);
     }
-}
-
-/* The pieces of a unit that is cut, of which this block's is one. */
-static __device__ __forceinline__ void find_pieces(const fmlac_cut &cut, const piece_walk *walk, int64_t unit,
-                                                   piece *to)
-{
-    int32_t start = walk->cut.starts[unit], tiles = walk->cut.starts[unit + 1] - start - cut.overhead;
-    int32_t index = 0, pieces;
-#pragma unroll 1
-    for (int32_t at = walk->low; cut_at(&cut, walk->cut, start, tiles, at) > 0; at -= walk->cut.per) {
-        index++;
-    }
-    pieces = index + 1;
-#pragma unroll 1
-    for (int32_t at = walk->high; cut_at(&cut, walk->cut, start, tiles, at) < tiles; at += walk->cut.per) {
-        pieces++;
-    }
-    to->index = index;
-    to->pieces = pieces;
-    to->head = walk->worker - index * (int32_t)cut.columns;
-}
-
-/* The next piece of a call that is `whole`: much less to do, and so to fetch, before the first tokens set out. */
-static __device__ __forceinline__ void walk_whole(const fmlac_mqa &p, piece_walk *walk, piece *to, int lane)
-{
-    int32_t at = (int32_t)walk->at;
-#ifndef FMLAC_INDEXED_ONLY
-    if (ROWS > 32) {
-        to->seen[lane] = to->seen[(lane + 32) % ROWS] = INT32_MAX;
-    } else if (lane < ROWS) {
-        to->seen[lane] = INT32_MAX;
-    }
-#endif
-    __syncwarp();
-    if (lane == 0) {
-        fmlac_work w = whole_work(p, at);
-        to->work = w;
-        to->place = -1;
-        to->pieces = 1;
-        to->begin = 0;
-        to->end = (int32_t)w.tiles;
-        to->all_see = INT32_MAX;
-        place_token(p, to, w.first);
-        to->early = walk->guess == (int32_t)w.first;
-        to->there = at < whole_pieces(p);
-        walk->guess = -1;
-        walk->at = at + walk->workers;
-    }
-    __syncwarp();
-}
-
-#ifdef FMLAC_EVEN
-/* The worker's only piece where lists have equal ones. */
-static __device__ __forceinline__ void walk_even(const fmlac_mqa &p, piece_walk *walk, piece *to, int lane)
-{
-    fmlac_work w;
-    even_name name = name_even(p, walk->worker);
-    int32_t tiles = even_tiles(&p), each = even_share(&p, tiles), begin = name.index * each;
-    bool there = walk->at >= 0 && (begin < tiles || name.index == 0);
-    even_work(p, name, &w);
-    if (there) {
-        piece_write(p, w, begin, begin + each, tiles > each ? walk->worker * 2 + (begin == 0) : -1, to, lane);
-    }
-    __syncwarp();
-    if (lane == 0) {
-        to->early = walk->guess == (int32_t)w.first;
-        to->there = there;
-        walk->guess = -1;
-        walk->at = -1;
-    }
-    __syncwarp();
-}
-
-#endif
-
-/* The next piece that has rows. */
-static __device__ __forceinline__ void walk_next(const fmlac_mqa &p, piece_walk *walk, piece *to, int lane)
-{
-    fmlac_work w;
-    const fmlac_cut &cut = p.cut;
-    const cut_view &view = walk->cut; /* read anew: registers are dear where this runs */
-    if (cut.whole) {
-        walk_whole(p, walk, to, lane);
-        return;
-    }
-#ifdef FMLAC_EVEN
-    if (p.pieces > 0) {
-        walk_even(p, walk, to, lane);
-        return;
-    }
-#endif
-    bool there = false;
-    int64_t at = walk->at;
-    const int32_t pieces = is_together(p) ? p.pieces : 1;
-    for (; !there &&
-           (cut.parts == 0 ? at < cut.units * cut.columns * pieces : at < cut.units && view.starts[at] < walk->high);
-         at += cut.parts == 0 ? walk->workers : 1) {
-        int64_t unit = at, column = walk->column;
-        int32_t begin = 0, end = INT32_MAX;
-        bool whole = true, empty = false;
-        if (cut.parts == 0) {
-            int64_t list = pieces > 1 ? quotient(at, pieces) : at;
-            unit = quotient(list, cut.columns);
-            column = list - unit * cut.columns;
-            begin = (int32_t)(at - list * pieces); /* number of the piece; tiles below */
-        } else {
-            int32_t start = view.starts[at], all = view.starts[at + 1] - start - cut.overhead;
-            begin = cut_at(&cut, view, start, all, walk->low);
-            end = cut_at(&cut, view, start, all, walk->high);
-            whole = begin == 0 && end == all;
-            empty = all == 0 ? start < walk->low : begin == end;
-        }
-        work_rows(&p, unit, column, &w);
-        there = !empty && w.rows > 0;
-        if (there) {
-            work_count(&p, &w);
-            if (pieces > 1) {
-                int32_t each = (int32_t)quotient(w.tiles + pieces - 1, pieces);
-                begin *= each;
-                end = begin + each;
-            }
-            bool partial = !whole && !cut.flags;
-            piece_write(p, w, begin, end, partial ? walk->worker * 2 + (begin == 0) : -1, to, lane);
-            if (lane == 0) {
-                if (!whole && cut.flags) {
-                    find_pieces(cut, walk, at, to);
-                }
-                to->early = walk->guess == (int32_t)w.first;
-                walk->guess = -1;
-            }
-        }
-    }
-    __syncwarp();
-    if (lane == 0) {
-        walk->at = at;
-        to->there = there;
-    }
-    __syncwarp();
 }
 
 #endif

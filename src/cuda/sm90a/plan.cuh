@@ -8,9 +8,9 @@
 #define FLASHMLA_CUDA_SM90A_PLAN_CUH
 
 #include "common/arrive.cuh"
-#include "piece.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/warpgroup.cuh"
+#include "walk.cuh"
 
 #define BLOCK_BYTES (ROWS * 128)   /* of Q and of weights */
 #define TILE_BYTES  (TOKENS * 128) /* of a block of a tile */

@@ -196,7 +196,7 @@ static __device__ __forceinline__ void first_q(const fmlac_mqa_sm90a &all, plan<
     fmlac_work w = {};
     int32_t begin;
     bool guessed = walk_guess(p, (int32_t)blockIdx.x, &w, &begin);
-    if (guessed && threadIdx.x < 32 && !p.cut.whole) {
+    if (guessed && threadIdx.x < 32 && !is_whole(p)) {
         prefetch_list(p, w, begin, (int)threadIdx.x);
     }
     if (guessed && BORDER && all.has_q) {
@@ -230,12 +230,21 @@ static __device__ __forceinline__ void bring_q(const fmlac_mqa &p, plan<BLOCKS> 
  * barrier in note_rows.
  */
 template <int BLOCKS>
-static __device__ __forceinline__ void start_next_q(const fmlac_mqa &p, plan<BLOCKS> *m, uint32_t i)
+static __device__ __forceinline__ void start_next_q(const fmlac_mqa_sm90a &all, plan<BLOCKS> *m, uint32_t i)
 {
     piece &next = m->pieces[i & 1];
     ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[i & 1]), use_parity(i));
-    if (uniform(next.there) && has_tiles(next)) {
-        start_q<BLOCKS, 128>(p, next.work, m);
+    if (!MAPPED_Q) {
+        if (uniform(next.there) && has_tiles(next)) {
+            start_q<BLOCKS, 128>(all.mqa, next.work, m);
+            next.early = 1;
+        }
+    } else if (all.has_q ? uniform(next.there) : uniform(next.there) && has_tiles(next)) {
+        if (!all.has_q) {
+            start_q<BLOCKS, 128>(all.mqa, next.work, m);
+        } else if (ptx_thread() == 128) {
+            ask_q(all, m, next.work, next.outer, next.inner);
+        }
         next.early = 1;
     }
 }
@@ -251,7 +260,9 @@ static __device__ __forceinline__ void consume(const fmlac_mqa_sm90a &all, plan<
     slot_uses uses = 0;
     uint32_t q = ptx_wgmma_tile(ptx_shared_address(m->q), BLOCK_BYTES);
     uint32_t q_parity = 0;
-    first_q<BLOCKS, the::BORDER>(all, m);
+    if (the::BORDER || !has_mapped_q(all)) {
+        first_q<BLOCKS, the::BORDER>(all, m);
+    }
 #pragma unroll 1
     for (uint32_t i = 0;; i++) {
         ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[i & 1]), use_parity(i));
@@ -262,6 +273,8 @@ static __device__ __forceinline__ void consume(const fmlac_mqa_sm90a &all, plan<
         }
         if (the::BORDER && all.has_q) {
             take_q(all, m, c, i, uniform(own_guess(m)), TURNS || group == 0, q_parity);
+        } else if (has_mapped_q(all)) {
+            take_mapped_q(all, m, c, i, TURNS || group == 0);
         } else {
             bring_q<BLOCKS>(p, m, c, i);
         }
@@ -289,7 +302,7 @@ static __device__ __forceinline__ void consume(const fmlac_mqa_sm90a &all, plan<
         }
         last = TURNS ? last : tiles;
         if (the::NEXT_Q && group == 1 && p.scale >= 0.0f && uniform((uint32_t)(c.place >> 32)) != 0) {
-            start_next_q<BLOCKS>(p, m, i + 1);
+            start_next_q<BLOCKS>(all, m, i + 1);
         }
         if (is_together(p)) {
             note_rows<BLOCKS>(rows, m, group);
@@ -358,17 +371,28 @@ static __device__ __forceinline__ void prologue(const fmlac_mqa_sm90a &all, plan
         if (the::PAGES) {
             ptx_tma_prefetch_map(&all.pages);
         }
-        if (the::BORDER) {
+        if (the::BORDER || has_mapped_q(all)) {
             ptx_tma_prefetch_map(&all.q);
+        }
+        if (the::BORDER) {
             ptx_tma_prefetch_map(&all.out);
         }
         init_barriers<BLOCKS, SOURCE, TURNS>(m, producer_warps);
         m->walk.guess = -1;
     }
-    if (p.cut.whole && thread < 32 && (int32_t)blockIdx.x < whole_pieces(p)) {
+    if (is_whole(p) && thread < 32 && (int32_t)blockIdx.x < whole_pieces(p)) {
         prefetch_list(p, whole_work(p, (int32_t)blockIdx.x), 0, thread);
     }
     walk_costs(p, &m->walk, thread, threads);
+#ifdef FMLAC_PAGED_ONLY
+    if (is_plain_paged(p)) {
+        if (thread / 32 == 1) { /* the scout */
+            paged_begin(p, &m->walk, blockIdx.x, gridDim.x, thread % 32);
+        } else if (thread < 32) {
+            prefetch_tables(p, (int32_t)blockIdx.x, (int32_t)gridDim.x, thread);
+        }
+    }
+#endif
 }
 
 /* BLOCKS: 64-dim blocks of a token, 8 or 9. F16: numbers are fp16, not bf16. SOURCE: how tokens come. TURNS: tiles in
@@ -394,7 +418,7 @@ static __device__ __forceinline__ void relay(const fmlac_mqa_sm90a &all)
         } else if constexpr (SOURCE == SOURCE_ROWS) {
             produce_rows<BLOCKS, TURNS>(p, m);
         } else {
-            produce_codes<BLOCKS>(p, m);
+            produce_codes<BLOCKS>(all, m);
         }
         if (is_together(p)) { /* where those who multiply join the pieces */
             __syncwarp();

@@ -26,6 +26,7 @@
 #ifndef FLASHMLA_CUDA_SM90A_SOURCE_CODES_CUH
 #define FLASHMLA_CUDA_SM90A_SOURCE_CODES_CUH
 
+#include "border.cuh"
 #include "expand.cuh"
 #include "gather.cuh"
 #include "source.cuh"
@@ -191,9 +192,36 @@ static __device__ __forceinline__ bool scan_straight(const list_scan *scan, cons
     return __all_sync(0xFFFFFFFFu, whole) && (found->more || behind >= scan->end);
 }
 
-/* The finder. Tiles are counted over all pieces; behind the last a note says so. */
-template <int BLOCKS> static __device__ __forceinline__ void find_tiles(const fmlac_mqa &p, plan<BLOCKS> *m)
+/* Entries of one of the lists come to L2; of few lists, which are cut, some block's. */
+static __device__ __forceinline__ void prefetch_any_list(const fmlac_mqa &p, int lane)
 {
+    if (!is_paged(&p)) {
+        uint32_t token = blockIdx.x % (uint32_t)p.num_tokens;
+        const int32_t *list = index_row(&p, &p.main, token, 0);
+#pragma unroll 1
+        for (int32_t at = lane * 32; at < (int32_t)p.main.topk; at += 32 * 32) {
+            ptx_prefetch_l2(list + at);
+        }
+    }
+}
+
+/* Q of the first piece. */
+template <int BLOCKS>
+static __device__ __forceinline__ void ask_first(const fmlac_mqa_sm90a &all, plan<BLOCKS> *m, const piece &c, int lane)
+{
+    if (!MAPPED_Q) {
+        return;
+    }
+    if (all.has_q && lane == 0) {
+        ask_q(all, m, c.work, c.outer, c.inner);
+    }
+    __syncwarp();
+}
+
+/* The finder. Tiles are counted over all pieces; behind the last a note says so. */
+template <int BLOCKS> static __device__ __forceinline__ void find_tiles(const fmlac_mqa_sm90a &all, plan<BLOCKS> *m)
+{
+    const fmlac_mqa &p = all.mqa;
     int lane = threadIdx.x % 32;
     uint32_t tile = 0;
     walk_begin(p, &m->walk, blockIdx.x, gridDim.x, lane);
@@ -214,7 +242,7 @@ template <int BLOCKS> static __device__ __forceinline__ void find_tiles(const fm
             if (STRAIGHT) {
                 next = scan_fetch(p, w, &m->scans[0], position + 64);
             }
-            if (i > 0) {
+            if (i > 0 && !has_mapped_q(all)) {
                 prefetch_q(p, w);
             }
         }
@@ -239,6 +267,12 @@ template <int BLOCKS> static __device__ __forceinline__ void find_tiles(const fm
             there = found.more;
             position += TOKENS;
             tile++;
+            if (i == 0 && tile == 1) { /* behind the first rows, which take longer */
+                ask_first(all, m, c, lane);
+            }
+        }
+        if (tile == 0 && i == 0) {
+            ask_first(all, m, c, lane);
         }
         arrive_together(ptx_shared_address(&m->piece_free[i & 1]));
     }
@@ -478,24 +512,29 @@ static __device__ __forceinline__ void expand_tiles(const fmlac_mqa &p, plan<BLO
 
 /* The warps behind those that expand, `warp` of them. */
 template <int BLOCKS>
-static __device__ __forceinline__ void bring_codes(const fmlac_mqa &p, plan<BLOCKS> *m, uint32_t warp)
+static __device__ __forceinline__ void bring_codes(const fmlac_mqa_sm90a &all, plan<BLOCKS> *m, uint32_t warp)
 {
+    const fmlac_mqa &p = all.mqa;
     if (warp == 0) {
-        find_tiles(p, m);
+        find_tiles(all, m);
     } else if (warp <= GATHERERS) {
+        if (has_mapped_q(all) && !is_whole(p)) {
+            prefetch_any_list(p, (int)threadIdx.x % 32);
+        }
         gather_rows(p, m, warp - 1);
     } else if (warp <= GATHERERS + FETCHERS) {
         fetch_ahead(p, m);
     }
 }
 
-template <int BLOCKS> static __device__ __forceinline__ void produce_codes(const fmlac_mqa &p, plan<BLOCKS> *m)
+template <int BLOCKS> static __device__ __forceinline__ void produce_codes(const fmlac_mqa_sm90a &all, plan<BLOCKS> *m)
 {
+    const fmlac_mqa &p = all.mqa;
     uint32_t warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0) - MMA_WARPS;
     if (warp < CODE_WARPS) {
         expand_tiles(p, m, warp);
     } else {
-        bring_codes(p, m, warp - CODE_WARPS);
+        bring_codes(all, m, warp - CODE_WARPS);
     }
 }
 

@@ -7,6 +7,7 @@
 #ifndef FLASHMLA_CUDA_SM90A_SOURCE_PAGES_CUH
 #define FLASHMLA_CUDA_SM90A_SOURCE_PAGES_CUH
 
+#include "border.cuh"
 #include "ptx/tma.cuh"
 #include "source.cuh"
 
@@ -123,7 +124,9 @@ static __device__ __forceinline__ void produce_pages(const fmlac_mqa_sm90a &all,
 {
     const fmlac_mqa &p = all.mqa;
     if (threadIdx.x / 32 == MMA_WARPS + 1) { /* the scout */
-        walk_begin(p, &m->walk, blockIdx.x, gridDim.x, threadIdx.x % 32);
+        if (!is_plain_paged(p)) {            /* else it has in the prologue */
+            walk_begin(p, &m->walk, blockIdx.x, gridDim.x, threadIdx.x % 32);
+        }
         for (uint32_t i = 0; i == 0 || m->pieces[(i - 1) & 1].there; i++) {
             scout_piece(p, m, i);
         }
@@ -143,6 +146,9 @@ static __device__ __forceinline__ void produce_pages(const fmlac_mqa_sm90a &all,
         }
         const fmlac_work w = c.work;
         int32_t begin = c.begin, end = c.end;
+        if (i == 0 && all.has_q && half == 0) {
+            ask_q(all, m, w, c.outer, c.inner);
+        }
         if constexpr (TURNS) {
             copy_halves(all, w, m, c, uses, half);
         } else {
