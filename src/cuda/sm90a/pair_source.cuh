@@ -63,12 +63,11 @@ template <int CHUNKS> static __device__ __forceinline__ uint32_t rope_chunk(uint
     return CHUNKS == 8 ? chunk_offset(row, chunk) : row * 64 + ((chunk ^ (row >> 1 & 3)) << 4);
 }
 
-/* RoPE dims of the rows of a tile, whose places are known, to `to`, once use `use` of barrier `empty` is over, if it
- * was used. What
+/* RoPE dims of the rows of a tile, whose places are known, to `to`, once use `use` of barrier `empty` is over. What
  * comes after the wait everybody waits for: so where rows lie is read before. */
 template <int CHUNKS>
 static __device__ __forceinline__ void copy_rope(const fmlac_pool &pool, const token_place *places, uint32_t to,
-                                                 int32_t at, uint32_t empty, uint32_t use, bool used)
+                                                 int32_t at, uint32_t empty, uint32_t use)
 {
     const int step = 32 / CHUNKS;
     int lane = threadIdx.x % 32, chunk = lane % CHUNKS, row0 = lane / CHUNKS;
@@ -77,9 +76,7 @@ static __device__ __forceinline__ void copy_rope(const fmlac_pool &pool, const t
     for (int i = 0; i < ROPE_AHEAD; i++) {
         from[i] = places[row0 + i * step].row;
     }
-    if (used) {
-        ptx_mbarrier_wait(empty, use);
-    }
+    ptx_mbarrier_wait(empty, use);
     if (pool.aligned) {
 #pragma unroll
         for (int i = 0; i < TOKENS / step; i++) {
@@ -96,11 +93,7 @@ static __device__ __forceinline__ void copy_rope(const fmlac_pool &pool, const t
     }
 }
 
-/*
- * The warp that copies RoPE dims into the tiles, where the block has some. The place of a tile's last block is that of
- * the fourth before: that one's stage has been in use by one tile since, which is never free before this one is full,
- * because a helper has the scores of a tile before it multiplies the values of the one before. So no phase is missed.
- */
+/* The warp that copies RoPE dims into the tiles, where the block has some. */
 template <int BLOCKS>
 static __device__ __forceinline__ void gather_rope(const fmlac_mqa &p, pair_plan<BLOCKS> *m, uint32_t rank)
 {
@@ -119,12 +112,11 @@ static __device__ __forceinline__ void gather_rope(const fmlac_mqa &p, pair_plan
             ring_place stage = ring_at<STAGES>(tile);
             int32_t at = pool.rope_offset + (BLOCKS == 9 ? rank * 64 : 0);
             if (BLOCKS == 9) {
-                copy_rope<4>(pool, places, ptx_shared_address(m->k_last[stage.at]), at,
-                             ptx_shared_address(&m->rope_empty[stage.at]), stage.use ^ 1, true);
+                copy_rope<4>(pool, places, ptx_shared_address(m->k_rope[stage.at]), at,
+                             ptx_shared_address(&m->rope_empty[stage.at]), stage.use ^ 1);
             } else {
-                ring_place before = ring_at<STAGES>(tile - LASTS);
-                copy_rope<8>(pool, places, ptx_shared_address(m->k_last[tile % LASTS]), at,
-                             ptx_shared_address(&m->empty[before.at]), before.use, tile >= LASTS);
+                copy_rope<8>(pool, places, ptx_shared_address(m->k[stage.at][HALF_BLOCKS - 1]), at,
+                             ptx_shared_address(&m->empty[stage.at]), stage.use ^ 1);
             }
             if (pool.aligned) {
                 ptx_mbarrier_arrive_copies(ptx_shared_address(&m->full[stage.at]));
