@@ -260,10 +260,7 @@ static decision decide_kernel(const fmlac_state *state, const fmlai_mqa *from, f
 static int64_t tile_time(const decision *d, const fmlac_mqa *p)
 {
     int64_t codes = fmlac_hopper_few(d->kernel) ? 1900 : d->hopper && d->kernel->cluster > 0 ? 2600 : 3500;
-    int64_t whole = d->hopper && p->quantised ? codes
-                    : d->hopper               ? 1500
-                    : p->quantised            ? 7000
-                                              : 3300;
+    int64_t whole = d->hopper && p->quantised ? codes : d->hopper ? 1500 : p->quantised ? 7000 : 3300;
     int64_t rows = d->hopper ? 64 : p->tile_rows;
     return whole * rows * p->tile_tokens / 4096;
 }
