@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * hopper_probe.cu: the Hopper attention kernels alone, without the library: small problems against a double reference,
+ * hopper_probe.cu: the Hopper attention kernels alone, without the library (not those in turn, for few rows, or of
+ * small calls): small problems against a double reference,
  * from the simplest on (budget: one file that builds alone), so that the first line that is wrong says which part is;
  * then times of large ones.
  *

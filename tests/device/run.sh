@@ -126,7 +126,7 @@ part_check() {
             together check "quick-$set-$operation" --operation "$operation" --kernels "$set"
         done
     done
-    if [ ${#sets[@]} -gt 1 ]; then # what pairs of blocks take otherwise, and both orders of tiles
+    if [ ${#sets[@]} -gt 1 ]; then # the relay where others are chosen, and both orders of tiles
         together check quick-unpaired-sparse_decode --operation sparse_decode --kernels unpaired
         for operation in dense_decode sparse_decode sparse_prefill; do
             together check "quick-leader-$operation" --operation "$operation" --kernels leader
@@ -199,6 +199,8 @@ part_sanitize() {
         "op=dense_decode,s_kv=330,h_q=128,s_q=2,b=2,varlen=1"
         "op=sparse_decode,format=v32,d_qk=576,s_kv=300,h_q=128,s_q=2,topk=192,lengths=1,sink=1"
         "op=sparse_decode,format=v41,extra=v41-fp4,s_kv=512,e_kv=512,h_q=64,topk=64,e_topk=64,page=5,e_page=69"
+        "op=sparse_decode,format=v32,d_qk=576,s_kv=700,h_q=16,s_q=2,b=2,topk=400"
+        "op=sparse_decode,format=v32,d_qk=576,s_kv=900,h_q=64,b=1,topk=700"
         "op=sparse_prefill,s_q=9,s_kv=300,h_q=128,topk=200,sink=1"
         "op=sparse_prefill,d_qk=512,s_q=140,s_kv=300,h_q=64,topk=130"
         "op=fused_decode,format=v41,s_q=5,h_q=64,s_kv=90,topk=90,norm=1,group=8"

@@ -112,8 +112,9 @@ typedef struct fmlac_cut {
     int32_t least;         /* tiles that a piece has at least, unless a part or the whole list is shorter */
     int32_t longest;       /* cost of a unit whose list is as long as it can be */
     int32_t join;          /* what one part more costs all others, in tiles / 256 */
-    int32_t own;           /* blocks find the cut by themselves: units <= FMLAC_OWN_UNITS; 0: the plan kernel does.
-                            * FMLAC_OWN_PAGED: and all lists are paged, of one KV head and equally many tokens */
+    int32_t own;           /* blocks find the cut by themselves: units <= FMLAC_OWN_UNITS or _CODES; 0: the plan
+                            * kernel does. FMLAC_OWN_PAGED: and all lists are paged, of one KV head, without bounds
+                            * and of equally many query tokens */
     int32_t whole;         /* direct, one KV head, all lists as long as they can be: nothing need be looked up */
     int32_t *starts;       /* workspace: units + 1 costs before each unit, cost of a part, tiles of a piece at least */
     float *partial;        /* workspace: blocks * 2 results of rows * d_pad floats */

@@ -77,11 +77,10 @@ fmla_status fmlac_check_mqa(const fmlac_state *state, const fmlac_mqa *p, const 
 
 /* mqa_sm90a.c: the Hopper attention kernels. `wanted`: cuda_kernels of the context's configuration. */
 void fmlac_hopper_open(fmlac_state *state, int32_t wanted);
-/* The kernel of blocks that work alone for what pairs would do, NULL: none. */
+/* The kernel of blocks that work alone for what pairs or kernels for few rows would do, NULL: none. */
 const fmlac_kernel *fmlac_hopper_unpaired(const fmlac_mqa *p);
 /* Whether it can work in clusters whose blocks share a list (sm90a/together.cuh). */
 bool fmlac_hopper_together(const fmlac_kernel *kernel, const fmlac_mqa *p);
-
 /* Whether a kernel is one for few rows of quantised tokens (sm90a/few.cuh). */
 bool fmlac_hopper_few(const fmlac_kernel *kernel);
 /* How many clusters the device runs at a time, which is current. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * mqa_sm90a.c: when the Hopper attention kernels (sm90a/) take a call, and what they are given: docs/hopper.md. They
- * hold 64 rows and 64 (quantised: 48) tokens a tile; what they cannot read goes to the portable kernels (mqa.c).
+ * mqa_sm90a.c: when the Hopper attention kernels (sm90a/) take a call, and what they are given: docs/hopper.md. What
+ * they cannot read goes to the portable kernels (mqa.c).
  */
 #include "cuda_host.h"
 

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * border.cuh: from one piece to the next where tokens come as rows. Q and output are moved by TMA: the next Q sets out
- * when the follower has the last weights (in turns: its last values), since nobody reads Q then, and the output goes
- * through the slot of the last tile, whose halves are free when it has left. The follower sees to all of that, so that
- * the leader can begin with the next scores as soon as it has laid its half down.
+ * border.cuh: Q by TMA, for all sources, and from one piece to the next where tokens come as rows, whose output is
+ * moved by TMA, too: the next Q sets out when the follower has the last weights (in turns: its last values), since
+ * nobody reads Q then, and the output goes through the slot of the last tile, whose halves are free when it has left.
+ * The follower sees to all of that, so that the leader can begin with the next scores as soon as it has laid its half
+ * down.
  *
  * What no tensor map can describe (encode_border in host/mqa_sm90a.c decides) goes the way of the other sources, in the
  * same places.

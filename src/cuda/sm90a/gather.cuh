@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * gather.cuh: the warp that brings raw rows of quantised tokens, by one bulk copy each; source_codes.cuh says for whom.
- * It may be what limits: two batches take it 600 cycles, most of which it waits for answers of shared memory.
+ * gather.cuh: the warp (few rows: two) that brings raw rows of quantised tokens, by one bulk copy each;
+ * source_codes.cuh says for whom. It may be what limits, since shared memory takes hundreds of cycles to answer
+ * (docs/hopper.md).
  */
 #ifndef FLASHMLA_CUDA_SM90A_GATHER_CUH
 #define FLASHMLA_CUDA_SM90A_GATHER_CUH

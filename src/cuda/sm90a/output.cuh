@@ -203,7 +203,7 @@ static __device__ __forceinline__ void join_sums(softmax_rows &rows)
     }
 }
 
-/* Sinks of a piece's rows come ahead of time, by 64 threads. */
+/* Sinks of a piece's rows come ahead of time, by a thread each. */
 template <int BLOCKS>
 static __device__ __forceinline__ void fetch_sinks(const fmlac_mqa &p, const piece &c, plan<BLOCKS> *m)
 {

@@ -12,6 +12,20 @@
 #include "ptx/grid.cuh"
 #include "sm90a/params.h"
 
+/* clang-format off */
+/* What files of kernels define before they include anything; what they do not need is not compiled (registers):
+ *   FMLAC_CODES         mqa_codes*.cu, mqa_few.cu      quantised tokens: tiles of 48
+ *   FMLAC_FEW           mqa_few.cu                     with FMLAC_CODES: few rows, tiles of 64 (few.cuh)
+ *   FMLAC_TOGETHER      mqa_codes_together.cu          for clusters that share a list: the first piece's Q by TMA,
+ *                                                      shorter ways to it
+ *   FMLAC_INDEXED_ONLY  mqa_pair.cu                    no paged lists (common/list.cuh)
+ *   FMLAC_PAGED_ONLY    mqa_bf16.cu, mqa_f16.cu        no index lists
+ *   FMLAC_EVEN          mqa_pair.cu                    equal pieces are joined by the combine kernel; no clusters that
+ *                                                      share a list
+ *   FMLAC_NO_CLUSTERS   mqa_rows_*.cu, mqa_few.cu      no clusters that share a list, so no equal pieces
+ * Where none of the last two is, equal pieces are joined within clusters. */
+/* clang-format on */
+
 #define OUT_COLUMNS FMLAC_OUT_COLUMNS
 
 /* Rows of queries of a block. */
@@ -114,16 +128,6 @@ static __device__ __forceinline__ fmlac_work whole_work(const fmlac_mqa &p, int3
                     p.main.topk, extra};
     return w;
 }
-
-/* What files of kernels define before they include anything; what they do not need is not compiled (registers):
- *   FMLAC_CODES         mqa_codes.cu     quantised tokens: tiles of 48
- *   FMLAC_FEW           mqa_few.cu       with FMLAC_CODES: few rows (few.cuh)
- *   FMLAC_INDEXED_ONLY  mqa_pair.cu      no paged lists (common/list.cuh)
- *   FMLAC_PAGED_ONLY    mqa_bf16.cu, mqa_f16.cu  no index lists
- *   FMLAC_TOGETHER      mqa_codes_together.cu    for clusters that share a list: the first piece's Q by TMA, shorter
- * ways FMLAC_EVEN          mqa_pair.cu      equal pieces are joined by the combine kernel; no clusters that share a
- * list FMLAC_NO_CLUSTERS   mqa_rows_*.cu    no clusters that share a list, so no equal pieces Where none of the last
- * two is, equal pieces are joined within clusters. */
 
 /* Whether index lists have equal pieces that the combine kernel joins. */
 static __device__ __forceinline__ bool is_even(const fmlac_mqa &p)

@@ -131,16 +131,16 @@ template <int BLOCKS> struct plan {
     unsigned char weights[WEIGHTS(BLOCKS)];
     unsigned char raw[RAW_BYTES(BLOCKS)]; /* CODES: rows as they are stored; scales that lie at the end of a page */
     unsigned char scales[PLACES][SCALE_ROWS(BLOCKS)][FMLAC_RAW_SCALES];
-    float reference[2][ROWS]; /* of the weights in a slot, base 2; factors of results that are joined (join.cuh) */
+    float reference[2][ROWS]; /* of the weights in a slot, base 2; factors: of joined results (join.cuh), of few rows */
     float sum[ROWS], last[ROWS], max[ROWS]; /* of a piece that ends: sums of weights, their references, maxima */
-    float sink[ROWS];                       /* of the piece in hand, in base 2 */
+    float sink[ROWS];                       /* of the piece in hand, base 2; few rows: then the output's factors */
     uint32_t met;                           /* another result is there to be joined (join.cuh) */
     uint32_t mask[2][16 / WARP_ROWS];       /* tokens of a slot that are there; CODES: a byte for a warp's */
     uint32_t more[2];                       /* another tile of the piece follows; in turns STATE_... of it */
     uint64_t full[2][PORTIONS];
     uint64_t free[2][2]; /* per slot: dims 0..255, 256..511; block 8 goes with the latter */
     uint64_t piece_full[2], piece_free[2];
-    uint64_t q_full; /* ROWS: Q has come by TMA */
+    uint64_t q_full; /* Q has come by TMA */
     piece pieces[2];
     uint32_t entries[SCAN_WARPS][RING]; /* of a producer warp: what it found in the list and has not copied yet */
     float2 heads[2][2][SUMS]; /* in turns, by thread: references of the weights in a slot, sums up to that tile */

@@ -30,7 +30,7 @@
  *   named 3        128                            leader                        itself           its writes into a tile
  *   named 4        128                            ROWS: follower                itself           sinks; Q's last use
  *   named 5        256                            both                          both             Q, row sums
- *   q_full         1 and the bytes                ROWS: the follower            leader (in       Q by TMA
+ *   q_full         1 and the bytes                ROWS: the follower; PAGES,     leader (in       Q by TMA
  *                                                                               turns: both)
  *   named 7        256                            ROWS: follower                leader           sinks; ends of the
  *                                                                                                last piece are read

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * softmax.cuh: scores to weights, online. A thread holds two rows (g and g + 8 of its warp's 16), 16 columns of each
- * (12 where a tile has 48 tokens);
- * four neighbouring lanes share a row.
+ * (12 where a tile has 48 tokens); four neighbouring lanes share a row. Few rows have few_weights.cuh.
  *
- * Weights are 2^(z - reference), z = score * scale in base 2. The reference is a row's maximum or up to LAZY less: it
- * moves, and what was summed so far is rescaled, only when the maximum outgrows it by more than LAZY. The final
- * division by the sum makes that exact; weights stay below 2^LAZY.
+ * Weights are 2^(z - reference), z = score * scale in base 2. The reference is a row's maximum or less: it moves, and
+ * what was summed so far is rescaled, only when weights would become large. The final division by the sum makes that
+ * exact. Pairs compare maxima (by LAZY, find_bases), the relay sums of weights (SUM_MOST, weigh_scores).
  */
 #ifndef FLASHMLA_CUDA_SM90A_SOFTMAX_CUH
 #define FLASHMLA_CUDA_SM90A_SOFTMAX_CUH

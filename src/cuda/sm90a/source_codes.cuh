@@ -10,6 +10,9 @@
  *   gatherer     brings raw rows, by one bulk copy each, eight at a time: whole runs of copies with operands that are
  *                uniform from the start
  *
+ * That is the relay's way. For few rows (few.cuh) sixteen warps expand four rows of a tile of 64 each, in one batch,
+ * two gatherers have half of them each, and one warp more brings rows of 576 dims to L2.
+ *
  * A batch is four times sixteen codes per lane: rows (0, 1) and (2, 3) of dims 0..255, the same of dims 256..511. Lane
  * l has row l >> 2 & 1 of two and segment (l & 3) | (l >> 3) << 2 of 16 dims, so that neither the loads from raw rows
  * nor the two 16-byte stores meet a bank twice. RoPE dims are bf16 already: a load and a store per batch.

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * walk.cuh: how the scout goes from piece to piece (piece.cuh), by the shortest way that a call allows: equal whole
- * lists and clusters that share a list (walk_whole), equal pieces (walk_even), paged lists whose cut the scout has
- * found itself (paged_begin, walk_paged), anything (walk_next).
+ * lists (walk_whole; where clusters share a list walk_cluster), equal pieces (walk_even), paged lists whose cut the
+ * scout has found itself (paged_begin, walk_paged), anything (walk_next).
  */
 #ifndef FLASHMLA_CUDA_SM90A_WALK_CUH
 #define FLASHMLA_CUDA_SM90A_WALK_CUH
@@ -30,7 +30,7 @@ static __device__ __forceinline__ void find_pieces(const fmlac_cut &cut, const p
 }
 
 #if MAPPED_Q
-/* The same where each cluster has a list of single query tokens, too. */
+/* The next piece of a call that is `whole`, or of which each cluster has a list of single query tokens. */
 static __device__ __forceinline__ void walk_cluster(const fmlac_mqa &p, piece_walk *walk, piece *to, int lane)
 {
     const int32_t at = (int32_t)walk->at, pieces = is_together(p) ? p.pieces : 1;
@@ -104,8 +104,8 @@ static __device__ __forceinline__ void walk_whole(const fmlac_mqa &p, piece_walk
 #define PAGED_EACH (OWN_UNITS / 32) /* units of a lane */
 
 /*
- * Where that is so, a warp finds the cut in one run of instructions, since what counts is how many of them
- * there are before the first tokens set out: lane l has units PAGED_EACH * l and on.
+ * Of plain paged lists (FMLAC_OWN_PAGED) a warp finds the cut in one run of instructions, since what counts is how
+ * many of them there are before the first tokens set out: lane l has units PAGED_EACH * l and on.
  */
 static __device__ __forceinline__ void paged_begin(const fmlac_mqa &p, piece_walk *walk, int32_t worker,
                                                    int32_t workers, int lane)
@@ -168,7 +168,7 @@ static __device__ __forceinline__ void prefetch_tables(const fmlac_mqa &p, int32
     }
 }
 
-/* Their pieces. */
+/* The next piece of such lists. */
 static __device__ __forceinline__ void walk_paged(const fmlac_mqa &p, piece_walk *walk, piece *to, int lane)
 {
     const fmlac_cut &cut = p.cut;
