@@ -211,7 +211,7 @@ static const char *const kernel_sets[] = {"best", "portable", "hopper", "unpaire
 
 static int parse_kernels(cli_options *options, const char *name)
 {
-    for (int32_t set = 0; set < 6; set++) {
+    for (int32_t set = 0; set < (int32_t)(sizeof kernel_sets / sizeof *kernel_sets); set++) {
         if (strcmp(name, kernel_sets[set]) == 0) {
             options->kernels = set;
             return CLI_OK;

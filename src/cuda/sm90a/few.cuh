@@ -132,29 +132,12 @@ static __device__ __forceinline__ uint32_t score_tiles(few_heads &heads, uint32_
     return t;
 }
 
-/* Q of the first piece, as guessed (first_q in relay.cuh). */
-template <int BLOCKS> static __device__ __forceinline__ void few_first_q(const fmlac_mqa &p, plan<BLOCKS> *m)
+template <int BLOCKS> static __device__ __forceinline__ void score(const fmlac_mqa_sm90a &all, plan<BLOCKS> *m)
 {
-    fmlac_work w = {};
-    int32_t begin;
-    bool guessed = walk_guess(p, (int32_t)blockIdx.x, &w, &begin);
-    if (guessed && threadIdx.x < 32 && !p.cut.whole) {
-        prefetch_list(p, w, begin, (int)threadIdx.x);
-    }
-    if (guessed) {
-        start_q<BLOCKS, 128>(p, w, m);
-    }
-    if (threadIdx.x % 32 == 0) {
-        own_guess(m) = guessed ? (int32_t)w.first : -1; /* each warp for itself, all the same */
-    }
-    __syncwarp();
-}
-
-template <int BLOCKS> static __device__ __forceinline__ void score(const fmlac_mqa &p, plan<BLOCKS> *m)
-{
+    const fmlac_mqa &p = all.mqa;
     slot_uses uses = 0;
     const uint32_t q = ptx_wgmma_tile(ptx_shared_address(m->q), BLOCK_BYTES);
-    few_first_q<BLOCKS>(p, m);
+    first_q<BLOCKS, 0, 128>(all, m);
 #pragma unroll 1
     for (uint32_t i = 0;; i++) {
         ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[i & 1]), use_parity(i));
@@ -264,7 +247,7 @@ template <int BLOCKS> static __device__ __forceinline__ void few(const fmlac_mqa
     const int group = __shfl_sync(0xFFFFFFFFu, (int)(threadIdx.x / 128), 0);
     if (group == SCORER) {
         ptx_registers_take<few_of::SCORER_REGISTERS>();
-        score<BLOCKS>(p, m);
+        score<BLOCKS>(all, m);
     } else if (group == 1) {
         ptx_registers_take<few_of::SUMMER_REGISTERS>();
         sum<BLOCKS>(p, m);

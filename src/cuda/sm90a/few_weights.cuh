@@ -5,7 +5,7 @@
  * g + 8h and head 8j + 2q + i, which is its column 2j + i.
  *
  * Weights are made against the references as they are. All warps of the scorer hold all references, so only if a weight
- * exceeds 2^FEW_LAZY (or before the first tile) maxima are exchanged and references move; whether one does is asked in
+ * exceeds 2^LAZY (or before the first tile) maxima are exchanged and references move; whether one does is asked in
  * the barrier behind which the summer has the weights; it then waits for others. A head's reference moves if its own
  * maximum asks for it: a row's bits depend on its own scores alone.
  */
@@ -17,7 +17,6 @@
 
 #define FEW_SCORES  (ROWS / 2) /* of a thread */
 #define FEW_COLUMNS (ROWS / 4) /* heads of a thread */
-#define FEW_LAZY    8.0f       /* in base 2 */
 #define FEW_MORE    1          /* state[]: another tile of the piece follows */
 #define FEW_MOVED   2          /* references have moved */
 
@@ -69,7 +68,7 @@ static __device__ __forceinline__ bool few_against(const float s[FEW_SCORES], fl
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 float relative = few_relative<FAR>(s[4 * j + 2 * h + i], scale, base[2 * j + i]);
-                fine &= relative <= FEW_LAZY;
+                fine &= relative <= LAZY;
                 x[h][i] = ptx_exp2(relative);
             }
             a[2 * j + h] = ptx_pack_bf16(x[h][0], x[h][1]);
@@ -137,7 +136,7 @@ static __device__ __forceinline__ void few_raise(const float s[FEW_SCORES], few_
         const int head = few_head(c);
         const float old = heads.reference[c];
         float most = fmaxf(fmaxf(m->tops[0][head], m->tops[1][head]), fmaxf(m->tops[2][head], m->tops[3][head]));
-        bool moves = first || !(few_relative<1>(most, heads.scale, old) <= FEW_LAZY);
+        bool moves = first || !(few_relative<1>(most, heads.scale, old) <= LAZY);
         float to = moves ? fmaxf(most * heads.scale, old) : old, factor = shrink(old, to);
         heads.reference[c] = to;
         heads.sum[c] *= factor;

@@ -188,8 +188,9 @@ template <int BLOCKS> static __device__ __forceinline__ int32_t &own_guess(plan<
     return m->guess[threadIdx.x / 32 % GUESSES];
 }
 
-/* What need not wait for the scout: Q and the first entries of the list that the first piece is most likely of. */
-template <int BLOCKS, int BORDER>
+/* What need not wait for the scout: Q and the first entries of the list that the first piece is most likely of. By the
+ * block's first THREADS threads. */
+template <int BLOCKS, int BORDER, int THREADS>
 static __device__ __forceinline__ void first_q(const fmlac_mqa_sm90a &all, plan<BLOCKS> *m)
 {
     const fmlac_mqa &p = all.mqa;
@@ -202,7 +203,7 @@ static __device__ __forceinline__ void first_q(const fmlac_mqa_sm90a &all, plan<
     if (guessed && BORDER && all.has_q) {
         ask_first_q(all, m, w);
     } else if (guessed) {
-        start_q<BLOCKS, 256>(p, w, m);
+        start_q<BLOCKS, THREADS>(p, w, m);
     }
     if (threadIdx.x % 32 == 0) {
         own_guess(m) = guessed ? (int32_t)w.first : -1; /* each warp for itself, all the same */
@@ -261,7 +262,7 @@ static __device__ __forceinline__ void consume(const fmlac_mqa_sm90a &all, plan<
     uint32_t q = ptx_wgmma_tile(ptx_shared_address(m->q), BLOCK_BYTES);
     uint32_t q_parity = 0;
     if (the::BORDER || !has_mapped_q(all)) {
-        first_q<BLOCKS, the::BORDER>(all, m);
+        first_q<BLOCKS, the::BORDER, 256>(all, m);
     }
 #pragma unroll 1
     for (uint32_t i = 0;; i++) {
