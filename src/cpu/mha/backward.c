@@ -137,7 +137,7 @@ static void query_block(const backward *b, const scratch *s, const fmlai_mha_blo
                       rows, count, p->d_qk);
     }
     if (seen > 0) {
-        k->unpack(s->rows, p->d_qk, s->sums_a, rows, p->d_qk);
+        k->unpack(s->rows, p->d_qk, s->sums_a, rows, 0, rows, p->d_qk);
     } else {
         memset(s->rows, 0, (size_t)rows * (size_t)p->d_qk * sizeof(float));
     }
@@ -251,8 +251,8 @@ static void key_block(const backward *b, const scratch *s, const fmlai_mha_block
         memset(s->rows, 0, (size_t)rows * (size_t)p->d_qk * sizeof(float));
         memset(s->others, 0, (size_t)rows * (size_t)p->d_v * sizeof(float));
     } else {
-        k->unpack(s->rows, p->d_qk, s->sums_a, rows, p->d_qk);
-        k->unpack(s->others, p->d_v, s->sums_b, rows, p->d_v);
+        k->unpack(s->rows, p->d_qk, s->sums_a, rows, 0, rows, p->d_qk);
+        k->unpack(s->others, p->d_v, s->sums_b, rows, 0, rows, p->d_v);
     }
     fmlai_mha_store(&p->dk, token, kv_head, s->rows, rows, p->d_qk, p->scale);
     fmlai_mha_store(&p->dv, token, kv_head, s->others, rows, p->d_v, 1.0f);

@@ -114,7 +114,7 @@ static void forward_block(const forward *f, const scratch *s, const fmlai_mha_bl
                       all ? NULL : visible, rows, count, p->d_v);
     }
     if (seen > 0) {
-        k->unpack(s->rows, p->d_v, s->sums, rows, p->d_v);
+        k->unpack(s->rows, p->d_v, s->sums, rows, 0, rows, p->d_v);
     }
     write_rows(f, s->rows, &state, token, head, rows);
 }
