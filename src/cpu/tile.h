@@ -73,7 +73,7 @@ static inline int64_t fmlai_tile_stride(fmla_dtype dtype, int32_t d)
     return ((d + line - 1) / line | 1) * line;
 }
 
-/* What a core will read after this tile: rows of `bytes` bytes that kernels fetch into its cache while they multiply. */
+/* What a core will read after this tile: rows of `bytes` bytes, which kernels fetch into its cache beside products. */
 typedef struct fmlai_ahead {
     const uint8_t *rows[FMLAI_TILE_TOKENS_MAX];
     int32_t count;
@@ -93,8 +93,8 @@ static inline void fmlai_fetch_ahead(fmlai_ahead *ahead)
     }
 }
 
-/* A tile in parts of FMLAI_TILE_PART tokens (the last may be shorter), `stride` elements between tokens. A part may lie in a
- * buffer, or in a cache that holds what kernels multiply: then without alignment, and nothing beyond d is read. */
+/* A tile in parts of FMLAI_TILE_PART tokens (the last may be shorter), `stride` elements between tokens. A part may lie
+ * in a buffer, or in a cache that holds what kernels multiply: then without alignment, and nothing beyond d is read. */
 #define FMLAI_TILE_PART 16
 
 typedef struct fmlai_tile_parts {
@@ -128,11 +128,11 @@ typedef struct fmlai_tile_kernels {
      * that its row does not see contributes nothing, even if the token's values are NaN or infinite. */
     void (*accumulate)(void *packed_sums, const void *packed_weights, const void *tile, int64_t tile_stride,
                        const float *alpha, const int32_t *visible, int32_t rows, int32_t tokens, int32_t d);
-    /* The same of a tile in parts; d a multiple of 32 where one lies in a cache. NULL: this tier takes whole tiles only. */
-    void (*scores_of_parts)(float *s, const void *packed_rows, const fmlai_tile_parts *tile, int32_t rows, int32_t tokens,
-                            int32_t d);
-    void (*accumulate_parts)(void *packed_sums, const void *packed_weights, const fmlai_tile_parts *tile, const float *alpha,
-                             const int32_t *visible, int32_t rows, int32_t tokens, int32_t d);
+    /* The same of a tile in parts; d a multiple of 32 where one lies in a cache. NULL: this tier takes whole tiles. */
+    void (*scores_of_parts)(float *s, const void *packed_rows, const fmlai_tile_parts *tile, int32_t rows,
+                            int32_t tokens, int32_t d);
+    void (*accumulate_parts)(void *packed_sums, const void *packed_weights, const fmlai_tile_parts *tile,
+                             const float *alpha, const int32_t *visible, int32_t rows, int32_t tokens, int32_t d);
     /* Rows first..first+count-1 of the `rows` that accumulate was given, as floats [count][dst_stride]. */
     void (*unpack)(float *dst, int64_t dst_stride, const void *packed_sums, int32_t rows, int32_t first, int32_t count,
                    int32_t d);

@@ -55,8 +55,8 @@ ALWAYS_INLINE e4m3_tables e4m3_make_tables(void)
     return t;
 }
 
-/* 64 codes times powers of two, whose exponents are added to those of the values: addends of the first and the second 32.
- * Zero stays. Returns the codes that are NaN: for those it is wrong. */
+/* 64 codes times powers of two, whose exponents are added to those of the values: addends of the first and the second
+ * 32. Zero stays. Returns the codes that are NaN: for those it is wrong. */
 ALWAYS_INLINE __mmask64 e4m3_shifted(uint16_t *dst, const uint8_t *codes, const e4m3_tables *t, __m512i first,
                                      __m512i second)
 {

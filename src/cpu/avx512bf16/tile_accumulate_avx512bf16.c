@@ -134,8 +134,8 @@ ALWAYS_INLINE void join(float *sums, const float *alpha, sum_block acc, int32_t 
 
 /* n rows, `vectors` vectors of dims: constants in each caller, so that the loops unroll and the sums stay in
  * registers. */
-ALWAYS_INLINE void multiply(float *sums, const int32_t *weights, int64_t stride, const __m512i *strip, const float *alpha,
-                            int32_t pairs, int32_t n, int32_t vectors)
+ALWAYS_INLINE void multiply(float *sums, const int32_t *weights, int64_t stride, const __m512i *strip,
+                            const float *alpha, int32_t pairs, int32_t n, int32_t vectors)
 {
     sum_block acc;
     clear(acc, n, vectors);

@@ -240,8 +240,8 @@ static inline const uint16_t *token_of(const fmlai_tile_parts *tile, int32_t t)
     return (const uint16_t *)tile->at[t / FMLAI_TILE_PART] + t % FMLAI_TILE_PART * tile->stride;
 }
 
-void fmlak_tile_scores_of_parts_avx512bf16(float *s, const void *packed_rows, const fmlai_tile_parts *tile, int32_t rows,
-                                           int32_t tokens, int32_t d);
+void fmlak_tile_scores_of_parts_avx512bf16(float *s, const void *packed_rows, const fmlai_tile_parts *tile,
+                                           int32_t rows, int32_t tokens, int32_t d);
 void fmlak_tile_accumulate_parts_avx512bf16(void *packed_sums, const void *packed_weights, const fmlai_tile_parts *tile,
                                             const float *alpha, const int32_t *visible, int32_t rows, int32_t tokens,
                                             int32_t d);

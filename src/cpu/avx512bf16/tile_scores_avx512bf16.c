@@ -130,8 +130,8 @@ static int32_t multiply_1(const operands *o, int32_t left)
     return 1;
 }
 
-void fmlak_tile_scores_of_parts_avx512bf16(float *s, const void *packed_rows, const fmlai_tile_parts *tile, int32_t rows,
-                                           int32_t tokens, int32_t d)
+void fmlak_tile_scores_of_parts_avx512bf16(float *s, const void *packed_rows, const fmlai_tile_parts *tile,
+                                           int32_t rows, int32_t tokens, int32_t d)
 {
     static int32_t (*const kernels[])(const operands *, int32_t) = {multiply_1, multiply_2, multiply_3,
                                                                     multiply_4};

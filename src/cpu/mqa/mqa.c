@@ -9,7 +9,8 @@
 #define JOIN_ROWS  8 /* rows of a block that one task folds */
 #define JOIN_PARTS (FMLAI_TILE_ROWS / JOIN_ROWS)
 
-/* Chunk number `chunk` of a block, from the cursor on, into `partial`. all: the worker goes through all of the block's. */
+/* Chunk number `chunk` of a block, from the cursor on, into `partial`. all: the worker goes through all chunks of the
+ * block. */
 static void run_chunk(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, fmlai_mqa_cursor *cursor,
                       int64_t chunk, bool all, fmlai_mqa_scratch *scratch, fmlai_mqa_partial *partial)
 {

@@ -81,8 +81,8 @@ typedef struct fmlai_mqa_cursor {
     int64_t next; /* entry of that list */
 } fmlai_mqa_cursor;
 
-/* Attended tokens of a chunk, and, where the same worker goes on with the next chunk, some of that one: slots of main, then
- * of extra. */
+/* Attended tokens of a chunk, and, where the same worker goes on with the next chunk, some of that one: slots of main,
+ * then of extra. */
 typedef struct fmlai_mqa_tokens {
     int32_t count;
     int32_t known;      /* count and those of the next chunk */
@@ -164,8 +164,8 @@ void fmlai_cpu_mqa_measure(const fmlai_mqa_plan *plan, fmlai_mqa_block *block, i
 /* Steps over `count` attended tokens. */
 void fmlai_cpu_mqa_skip(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, fmlai_mqa_cursor *cursor,
                         int64_t count);
-/* The next attended tokens, up to `limit` (at most FMLAI_MQA_CHUNK), and up to `ahead` (at most FMLAI_TILE_TOKENS_MAX) of
- * those behind them, for which the cursor does not move; count 0: the lists are at their end. */
+/* The next attended tokens, up to `limit` (at most FMLAI_MQA_CHUNK), and up to `ahead` (at most FMLAI_TILE_TOKENS_MAX)
+ * of those behind them, for which the cursor does not move; count 0: the lists are at their end. */
 void fmlai_cpu_mqa_gather(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, fmlai_mqa_cursor *cursor,
                           int64_t limit, int64_t ahead, fmlai_mqa_tokens *tokens);
 

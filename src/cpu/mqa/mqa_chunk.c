@@ -49,8 +49,8 @@ static void place(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, fmla
 }
 
 /* Tokens begin..begin+count-1 of the chunk as a tile. */
-static void make_tile(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, fmlai_mqa_scratch *scratch, int32_t begin,
-                      int32_t count, fmlai_tile_parts *tile)
+static void make_tile(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, fmlai_mqa_scratch *scratch,
+                      int32_t begin, int32_t count, fmlai_tile_parts *tile)
 {
     int32_t main = scratch->tokens.main_count - begin;
     main = main < 0 ? 0 : main > count ? count : main;
@@ -67,8 +67,8 @@ static void make_tile(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, 
     }
 }
 
-/* What the tile from token `begin` on, of `count` at most, will read. It is fetched in the steps that rows and dims of the
- * tile before make. */
+/* What the tile from token `begin` on, of `count` at most, will read. It is fetched in the steps that rows and dims of
+ * the tile before make. */
 static void look_ahead(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, const fmlai_mqa_tokens *tokens,
                        int32_t begin, int32_t count, int32_t rows, fmlai_ahead *ahead)
 {

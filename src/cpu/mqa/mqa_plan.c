@@ -152,8 +152,8 @@ static size_t most_bytes(const fmlai_mqa_plan *plan)
     return bytes;
 }
 
-/* Tokens of a plain bf16 cache can be multiplied where they lie, if the tier takes tiles in parts. All parts of a tile have one
- * stride, the main cache's. */
+/* Tokens of a plain bf16 cache can be multiplied where they lie, if the tier takes tiles in parts. All parts of a tile
+ * have one stride, the main cache's. */
 static void keep_in_place(fmlai_mqa_plan *plan)
 {
     const fmlai_mqa *p = plan->p;
