@@ -73,7 +73,7 @@ static size_t lay_out_scratch(const fmlai_mqa_plan *plan, uint8_t *base)
         sizeof(fmlai_mqa_scratch),
         rows * (size_t)p->d_qk * sizeof(float),
         k->packed_rows_bytes(plan->rows, p->d_qk),
-        tokens * (size_t)plan->tile_stride * tile_element,
+        tokens * (size_t)fmlai_tile_stride(k->dtype, p->d_qk) * tile_element,
         tokens * (size_t)fmlai_tile_lanes(plan->rows) * sizeof(float),
         k->packed_weights_bytes(plan->rows, k->block_tokens),
         (size_t)p->d_v * sizeof(float),
@@ -153,14 +153,14 @@ static size_t most_bytes(const fmlai_mqa_plan *plan)
 }
 
 /* Tokens of a plain bf16 cache can be multiplied where they lie, if the tier takes tiles in parts. All parts of a tile
- * have one stride, the main cache's. */
+ * have one stride, the main cache's, which is to be none for which a tile has no room. */
 static void keep_in_place(fmlai_mqa_plan *plan)
 {
     const fmlai_mqa *p = plan->p;
     const fmlai_pool *main = &p->main.pool, *extra = &p->extra.pool;
     int64_t stride = main->token_stride / 2;
     plan->in_place[0] = plan->kernels->scores_of_parts && main->format.format == FMLA_KV_BF16 && p->d_qk % 32 == 0 &&
-                        main->token_stride % 2 == 0 && stride >= p->d_qk && stride <= 2 * plan->tile_stride;
+                        main->token_stride % 2 == 0 && stride >= p->d_qk && stride <= plan->tile_stride;
     if (plan->in_place[0]) {
         plan->tile_stride = stride;
         plan->in_place[1] = p->extra.kind != FMLAI_LIST_NONE && extra->format.format == FMLA_KV_BF16 &&
