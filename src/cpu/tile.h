@@ -94,6 +94,8 @@ typedef struct fmlai_tile_kernels {
                     const float *scale2, const int32_t *visible, int32_t rows, int32_t tokens);
     /* Packs given weights w[t * row_stride + r] as softmax would: for backward and tests. */
     void (*pack_weights)(void *packed_weights, const float *w, int32_t rows, int32_t tokens);
+    /* The same of w[r * w_stride + t], a multiple of 16: for backward, where tokens have been the lanes. */
+    void (*pack_turned)(void *packed_weights, const float *w, int64_t w_stride, int32_t rows, int32_t tokens);
     /* sums = sums * alpha + weights^T * tile[:, 0:d]; alpha NULL: sums start at zero. A weight of a token
      * that its row does not see contributes nothing, even if the token's values are NaN or infinite. */
     void (*accumulate)(void *packed_sums, const void *packed_weights, const void *tile, int64_t tile_stride,

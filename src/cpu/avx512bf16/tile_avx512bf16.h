@@ -82,6 +82,14 @@ static inline __m512i pair_up(__m512 low, __m512 high)
     return _mm512_or_si512(upper, _mm512_srli_epi32(emulated_round(low), 16));
 }
 
+/* Two vectors rounded to bf16, one after the other. */
+static inline __m512i two_in_order(__m512 first, __m512 second)
+{
+    const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+    const __m512i odd = _mm512_set_epi32(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+    return pair_up(_mm512_permutex2var_ps(first, even, second), _mm512_permutex2var_ps(first, odd, second));
+}
+
 #else
 
 static inline __m512 dot(__m512 sum, __m512i a, __m512i b)
@@ -94,6 +102,11 @@ static inline __m512i pair_up(__m512 low, __m512 high)
     const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23,
                                            7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     return _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+}
+
+static inline __m512i two_in_order(__m512 first, __m512 second)
+{
+    return (__m512i)_mm512_cvtne2ps_pbh(second, first);
 }
 
 #endif

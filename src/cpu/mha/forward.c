@@ -88,8 +88,8 @@ static void forward_block(const forward *f, const scratch *s, const fmlai_mha_bl
     fmlai_softmax_state state;
     fmlai_mha_tile k_tile, v_tile;
 
-    fmlai_mha_tile_start(k, &k_tile, s->k_tile, p->d_qk);
-    fmlai_mha_tile_start(k, &v_tile, s->v_tile, p->d_v);
+    fmlai_mha_tile_start(k, &k_tile, s->k_tile, k->block_tokens, p->d_qk);
+    fmlai_mha_tile_start(k, &v_tile, s->v_tile, k->block_tokens, p->d_v);
     fmlai_softmax_start(&state);
     for (int32_t r = 0; r < FMLAI_TILE_ROWS; r++) {
         scale2[r] = (float)((double)p->scale * M_LOG2E);

@@ -9,6 +9,8 @@
 #include "../ragged.h"
 #include "../rows.h"
 
+#define ROWS_AHEAD 8
+
 int64_t fmlai_mha_blocks(int64_t batch, int64_t total)
 {
     return fmlai_ragged_blocks(batch, total, FMLAI_MHA_ROWS);
@@ -45,13 +47,13 @@ fmlai_pool fmlai_mha_pool(const fmlai_packed *tensor, int64_t tokens, int32_t d)
     return pool;
 }
 
-void fmlai_mha_tile_start(const fmlai_tile_kernels *k, fmlai_mha_tile *tile, void *data, int32_t d)
+void fmlai_mha_tile_start(const fmlai_tile_kernels *k, fmlai_mha_tile *tile, void *data, int32_t tokens, int32_t d)
 {
     size_t size = k->dtype == FMLA_BF16 ? 2 : 4;
     tile->data = data;
     tile->d = d;
     tile->stride = fmlai_tile_stride(k->dtype, d);
-    for (int32_t t = 0; t < k->block_tokens; t++) {
+    for (int32_t t = 0; t < tokens; t++) {
         memset((uint8_t *)data + ((size_t)t * (size_t)tile->stride + (size_t)d) * size, 0,
                (size_t)(tile->stride - d) * size);
     }
@@ -64,10 +66,26 @@ void fmlai_mha_tile_fill(const fmlai_cpu *cpu, const fmlai_tile_kernels *k, cons
     fmlai_expand_for(table, pool)(pool, tokens, count, head, tile->data, tile->stride);
 }
 
+/* Rows of a head lie far apart, each on pages of its own: that of token `token` is fetched before its turn. */
+static inline void fetch_row(const fmlai_packed *tensor, int64_t token, int32_t head, int32_t d)
+{
+    int64_t size = tensor->dtype == FMLA_F32 ? 4 : 2, bytes = d * size;
+    const uint8_t *row = (const uint8_t *)tensor->data + (token * tensor->stride[0] + head * tensor->stride[1]) * size;
+    for (int64_t at = 0; at < bytes; at += 64) {
+        __builtin_prefetch(row + at);
+    }
+}
+
 void fmlai_mha_load(float *dst, const fmlai_packed *tensor, int64_t token, int32_t head, int32_t rows,
                     int32_t d)
 {
+    for (int32_t r = 0; r < ROWS_AHEAD && r < rows; r++) {
+        fetch_row(tensor, token + r, head, d);
+    }
     for (int32_t r = 0; r < rows; r++) {
+        if (r + ROWS_AHEAD < rows) {
+            fetch_row(tensor, token + r + ROWS_AHEAD, head, d);
+        }
         fmlai_row_load(dst + (int64_t)r * d, tensor->data, tensor->dtype,
                        (token + r) * tensor->stride[0] + head * tensor->stride[1], d);
     }

@@ -52,7 +52,7 @@ typedef struct fmlai_mha_tile {
 } fmlai_mha_tile;
 
 /* Clears the columns between d and the stride, which kernels may read. Once a task. */
-void fmlai_mha_tile_start(const fmlai_tile_kernels *k, fmlai_mha_tile *tile, void *data, int32_t d);
+void fmlai_mha_tile_start(const fmlai_tile_kernels *k, fmlai_mha_tile *tile, void *data, int32_t tokens, int32_t d);
 void fmlai_mha_tile_fill(const fmlai_cpu *cpu, const fmlai_tile_kernels *k, const fmlai_mha_tile *tile,
                          const fmlai_pool *pool, const int64_t *tokens, int32_t count, int32_t head);
 
