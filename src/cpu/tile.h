@@ -14,6 +14,7 @@
  *   accumulate  packed weights x tile    -> packed sums (sums * alpha + weights^T tile)
  *   unpack      packed sums              -> rows as floats
  *   fold        rows of partial results  -> their running sum in float64; finish: that as floats
+ *   narrow      floats                   -> bf16
  *   gradients   s, dO.v                  -> P, dS: what backward sums up
  *   squares, rotate                      what the fused operations do to a row of queries
  *
@@ -105,6 +106,8 @@ typedef struct fmlai_tile_kernels {
     void (*fold)(double *sums, const float *x, double keep, double join, int32_t n);
     /* dst[i] = sums[i] * factor, n of them; without alignment. */
     void (*finish)(float *dst, const double *sums, double factor, int32_t n);
+    /* dst[i] = x[i] * factor as bf16, to nearest even, n of them; without alignment. As fmlai_store_f32. */
+    void (*narrow)(void *dst, const float *x, float factor, int32_t n);
     /* s to P = 2^(s * scale2 - lse2), ds (which holds dO.v) to dS = P * (ds - delta), both [t * row_stride + r],
      * exactly 0 where row r does not see token t. lse2 and delta have an entry per row, or (by_token) per token. */
     void (*gradients)(float *s, float *ds, float scale2, const float *lse2, const float *delta, bool by_token,

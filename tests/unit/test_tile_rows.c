@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The kernels of every usable tier that work on rows of floats: RoPE to the bit, sums in float64, P and dS of backward.
+ * The kernels of every usable tier that work on rows of floats: RoPE and bf16 to the bit, sums in float64, P and dS of
+ * backward.
  */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <string.h>
 
 #include <cmocka.h>
 
@@ -102,6 +104,33 @@ static void gradients_of(const fmlai_tile_kernels *k)
     }
 }
 
+/* Every exponent and sign, halves that tie, infinities and NaN, at any alignment. */
+static void narrowed_of(const fmlai_tile_kernels *k)
+{
+    uint64_t seed = 11;
+    for (int32_t n = 0; n < 70; n++) {
+        float x[80];
+        uint16_t narrow[80];
+        float factor = n % 3 == 0 ? 1.0f : n % 3 == 1 ? -0.3f : 0x1p-100f;
+        int32_t shift = n % 5;
+        memset(narrow, 0xA5, sizeof narrow);
+        for (int32_t i = 0; i < 80; i++) {
+            uint32_t bits = (uint32_t)test_random(&seed);
+            bits = i % 4 == 0 ? (bits & 0xFFFF0000u) | 0x8000 : i % 17 == 1 ? bits | 0x7F800000 : bits;
+            bits = i % 19 == 2 ? bits & 0xFF800000u : i % 23 == 3 ? (bits & 0x80000000u) | 0x7F800000 : bits;
+            x[i] = fmlai_f32_of_bits(bits);
+        }
+        k->narrow(narrow + shift, x + shift, factor, n);
+        for (int32_t i = 0; i < 80; i++) {
+            uint16_t expected = 0xA5A5;
+            if (i >= shift && i < shift + n) {
+                fmlai_store_f32(&expected, FMLA_BF16, 0, x[i] * factor);
+            }
+            assert_int_equal(narrow[i], expected);
+        }
+    }
+}
+
 static void rotation_equals_its_definition(void **state)
 {
     (void)state;
@@ -120,12 +149,19 @@ static void gradients_agree_with_float64(void **state)
     for_each_table(gradients_of);
 }
 
+static void narrowed_as_the_formats_do(void **state)
+{
+    (void)state;
+    for_each_table(narrowed_of);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rotation_equals_its_definition),
         cmocka_unit_test(row_sums_agree_with_float64),
         cmocka_unit_test(gradients_agree_with_float64),
+        cmocka_unit_test(narrowed_as_the_formats_do),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

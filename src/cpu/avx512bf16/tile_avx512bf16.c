@@ -153,6 +153,7 @@ void fmlai_tile_init_avx512bf16(fmlai_tile_kernels *f32, fmlai_tile_kernels *bf1
         .unpack = unpack,
         .fold = fmlak_tile_fold_avx512bf16,
         .finish = fmlak_tile_finish_avx512bf16,
+        .narrow = fmlak_tile_narrow_avx512bf16,
         .gradients = fmlak_tile_gradients_avx512bf16,
         .squares = below.squares,
         .rotate = below.rotate,

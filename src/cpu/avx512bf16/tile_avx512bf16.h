@@ -248,6 +248,7 @@ void fmlak_tile_accumulate_avx512bf16(void *packed_sums, const void *packed_weig
 /* For tiles of both kinds. */
 void fmlak_tile_fold_avx512bf16(double *sums, const float *x, double keep, double join, int32_t n);
 void fmlak_tile_finish_avx512bf16(float *dst, const double *sums, double factor, int32_t n);
+void fmlak_tile_narrow_avx512bf16(void *dst, const float *x, float factor, int32_t n);
 void fmlak_tile_gradients_avx512bf16(float *s, float *ds, float scale2, const float *lse2, const float *delta,
                                      bool by_token, const int32_t *visible, int32_t rows, int32_t tokens);
 

@@ -109,5 +109,6 @@ const fmlai_tile_kernels fmlak_tile_f32_avx512bf16 = {
     .unpack = unpack,
     .fold = fmlak_tile_fold_avx512bf16,
     .finish = fmlak_tile_finish_avx512bf16,
+    .narrow = fmlak_tile_narrow_avx512bf16,
     .gradients = fmlak_tile_gradients_avx512bf16,
 };

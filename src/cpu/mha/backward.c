@@ -199,7 +199,7 @@ static void query_block(const backward *b, const scratch *s, const fmlai_mha_blo
     } else {
         memset(s->rows, 0, (size_t)rows * (size_t)p->d_qk * sizeof(float));
     }
-    fmlai_mha_store(&p->dq, token, head, s->rows, rows, p->d_qk, p->scale);
+    fmlai_mha_store(k, &p->dq, token, head, s->rows, rows, p->d_qk, p->scale);
 }
 
 static void query_task(void *user, int64_t i, int32_t worker)
@@ -208,7 +208,8 @@ static void query_task(void *user, int64_t i, int32_t worker)
     const fmlai_mha *p = b->p;
     fmlai_mha_block block;
     scratch s;
-    if (fmlai_mha_block_at(p->cu_seqlens_q, p->batch, p->total_q, b->blocks - 1 - i % b->blocks, &block)) {
+    if (fmlai_mha_block_at(p->cu_seqlens_q, p->batch, p->total_q, FMLAI_MHA_ROWS, b->blocks - 1 - i % b->blocks,
+                           &block)) {
         scratch_layout(b->cpu, b->k, p, b->workspace + (size_t)worker * b->worker_bytes, &s);
         query_block(b, &s, &block, (int32_t)(i / b->blocks));
     }
@@ -346,8 +347,8 @@ static void key_block(const backward *b, const scratch *s, const fmlai_mha_block
         k->unpack(s->rows, p->d_qk, s->sums_a, rows, p->d_qk);
         k->unpack(s->others, p->d_v, s->sums_b, rows, p->d_v);
     }
-    fmlai_mha_store(&p->dk, token, kv_head, s->rows, rows, p->d_qk, p->scale);
-    fmlai_mha_store(&p->dv, token, kv_head, s->others, rows, p->d_v, 1.0f);
+    fmlai_mha_store(b->k, &p->dk, token, kv_head, s->rows, rows, p->d_qk, p->scale);
+    fmlai_mha_store(b->k, &p->dv, token, kv_head, s->others, rows, p->d_v, 1.0f);
 }
 
 static void key_task(void *user, int64_t i, int32_t worker)
@@ -357,7 +358,7 @@ static void key_task(void *user, int64_t i, int32_t worker)
     fmlai_mha_block block;
     scratch s;
     /* Here the first block is the one that most queries see. */
-    if (fmlai_mha_block_at(p->cu_seqlens_kv, p->batch, p->total_kv, i % b->blocks, &block)) {
+    if (fmlai_mha_block_at(p->cu_seqlens_kv, p->batch, p->total_kv, FMLAI_MHA_ROWS, i % b->blocks, &block)) {
         scratch_layout(b->cpu, b->k, p, b->workspace + (size_t)worker * b->worker_bytes, &s);
         key_block(b, &s, &block, (int32_t)(i / b->blocks), 0);
     }
@@ -388,7 +389,7 @@ static void store_dq(const backward *b, const scratch *s, fmlai_mha_span queries
     memset(s->others, 0, (size_t)p->d_qk * sizeof(float));
     for (int64_t i = 0; i < queries.count; i++) {
         if (isinf(lse2_at(p, queries.begin + i, head))) {
-            fmlai_mha_store(&p->dq, queries.begin + i, head, s->others, 1, p->d_qk, p->scale);
+            fmlai_mha_store_row(b->k, &p->dq, queries.begin + i, head, s->others, p->d_qk, p->scale);
         }
     }
     for (int64_t i = 0; i < tiles; i++) {
@@ -398,7 +399,10 @@ static void store_dq(const backward *b, const scratch *s, fmlai_mha_span queries
         }
         for (int32_t t = 0; t < tile->count; t++) {
             const float *row = tile->met ? s->rows + (int64_t)t * p->d_qk : s->others;
-            fmlai_mha_store(&p->dq, tile->tokens[t], head, row, 1, p->d_qk, p->scale);
+            if (t + FMLAI_MHA_AHEAD < tile->count) {
+                fmlai_mha_fetch(&p->dq, tile->tokens[t + FMLAI_MHA_AHEAD], head, p->d_qk);
+            }
+            fmlai_mha_store_row(b->k, &p->dq, tile->tokens[t], head, row, p->d_qk, p->scale);
         }
     }
 }
@@ -470,9 +474,9 @@ fmla_status fmlai_cpu_mha_backward(void *state, const fmlai_mha *p, const fmlai_
         fmlai_cpu_run(cpu, p->batch * p->h_q, head_task, &b);
         return FMLA_OK;
     }
-    b.blocks = fmlai_mha_blocks(p->batch, p->total_q);
+    b.blocks = fmlai_mha_blocks(p->batch, p->total_q, FMLAI_MHA_ROWS);
     fmlai_cpu_run(cpu, b.blocks * p->h_q, query_task, &b);
-    b.blocks = fmlai_mha_blocks(p->batch, p->total_kv);
+    b.blocks = fmlai_mha_blocks(p->batch, p->total_kv, FMLAI_MHA_ROWS);
     fmlai_cpu_run(cpu, b.blocks * p->h_kv, key_task, &b);
     return FMLA_OK;
 }

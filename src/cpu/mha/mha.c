@@ -9,21 +9,19 @@
 #include "../ragged.h"
 #include "../rows.h"
 
-#define ROWS_AHEAD 8
-
-int64_t fmlai_mha_blocks(int64_t batch, int64_t total)
+int64_t fmlai_mha_blocks(int64_t batch, int64_t total, int32_t size)
 {
-    return fmlai_ragged_blocks(batch, total, FMLAI_MHA_ROWS);
+    return fmlai_ragged_blocks(batch, total, size);
 }
 
-bool fmlai_mha_block_at(const int32_t *cu_seqlens, int64_t batch, int64_t total, int64_t id,
+bool fmlai_mha_block_at(const int32_t *cu_seqlens, int64_t batch, int64_t total, int32_t size, int64_t id,
                         fmlai_mha_block *block)
 {
-    fmlai_ragged_block at = fmlai_ragged_block_at(cu_seqlens, batch, FMLAI_MHA_ROWS, id);
+    fmlai_ragged_block at = fmlai_ragged_block_at(cu_seqlens, batch, size, id);
     int64_t left = fmlai_mha_span_of(cu_seqlens, at.request, total).count - at.first;
     block->request = at.request;
     block->first = at.first;
-    block->rows = (int32_t)(left < FMLAI_MHA_ROWS ? left : FMLAI_MHA_ROWS);
+    block->rows = (int32_t)(left < size ? left : size);
     return left > 0;
 }
 
@@ -66,8 +64,7 @@ void fmlai_mha_tile_fill(const fmlai_cpu *cpu, const fmlai_tile_kernels *k, cons
     fmlai_expand_for(table, pool)(pool, tokens, count, head, tile->data, tile->stride);
 }
 
-/* Rows of a head lie far apart, each on pages of its own: that of token `token` is fetched before its turn. */
-static inline void fetch_row(const fmlai_packed *tensor, int64_t token, int32_t head, int32_t d)
+void fmlai_mha_fetch(const fmlai_packed *tensor, int64_t token, int32_t head, int32_t d)
 {
     int64_t size = tensor->dtype == FMLA_F32 ? 4 : 2, bytes = d * size;
     const uint8_t *row = (const uint8_t *)tensor->data + (token * tensor->stride[0] + head * tensor->stride[1]) * size;
@@ -76,34 +73,46 @@ static inline void fetch_row(const fmlai_packed *tensor, int64_t token, int32_t 
     }
 }
 
-void fmlai_mha_load(float *dst, const fmlai_packed *tensor, int64_t token, int32_t head, int32_t rows,
-                    int32_t d)
+void fmlai_mha_load(float *dst, const fmlai_packed *tensor, int64_t token, int32_t head, int32_t rows, int32_t d)
 {
-    for (int32_t r = 0; r < ROWS_AHEAD && r < rows; r++) {
-        fetch_row(tensor, token + r, head, d);
+    for (int32_t r = 0; r < FMLAI_MHA_AHEAD && r < rows; r++) {
+        fmlai_mha_fetch(tensor, token + r, head, d);
     }
     for (int32_t r = 0; r < rows; r++) {
-        if (r + ROWS_AHEAD < rows) {
-            fetch_row(tensor, token + r + ROWS_AHEAD, head, d);
+        if (r + FMLAI_MHA_AHEAD < rows) {
+            fmlai_mha_fetch(tensor, token + r + FMLAI_MHA_AHEAD, head, d);
         }
         fmlai_row_load(dst + (int64_t)r * d, tensor->data, tensor->dtype,
                        (token + r) * tensor->stride[0] + head * tensor->stride[1], d);
     }
 }
 
-void fmlai_mha_store(const fmlai_packed *tensor, int64_t token, int32_t head, const float *src, int32_t rows,
-                     int32_t d, float factor)
+void fmlai_mha_store_row(const fmlai_tile_kernels *k, const fmlai_packed *tensor, int64_t token, int32_t head,
+                         const float *src, int32_t d, float factor)
 {
+    int64_t first = token * tensor->stride[0] + head * tensor->stride[1];
     float scaled[256];
-    for (int32_t r = 0; r < rows; r++) {
-        int64_t first = (token + r) * tensor->stride[0] + head * tensor->stride[1];
-        for (int32_t at = 0; at < d; at += 256) {
-            int32_t n = d - at < 256 ? d - at : 256;
-            for (int32_t j = 0; j < n; j++) {
-                scaled[j] = src[(int64_t)r * d + at + j] * factor;
-            }
-            fmlai_row_store(tensor->data, tensor->dtype, first + at, scaled, n);
+    if (tensor->dtype == FMLA_BF16) {
+        k->narrow((uint16_t *)tensor->data + first, src, factor, d);
+        return;
+    }
+    for (int32_t at = 0; at < d; at += 256) {
+        int32_t n = d - at < 256 ? d - at : 256;
+        for (int32_t j = 0; j < n; j++) {
+            scaled[j] = src[at + j] * factor;
         }
+        fmlai_row_store(tensor->data, tensor->dtype, first + at, scaled, n);
+    }
+}
+
+void fmlai_mha_store(const fmlai_tile_kernels *k, const fmlai_packed *tensor, int64_t token, int32_t head,
+                     const float *src, int32_t rows, int32_t d, float factor)
+{
+    for (int32_t r = 0; r < rows; r++) {
+        if (r + FMLAI_MHA_AHEAD < rows) {
+            fmlai_mha_fetch(tensor, token + r + FMLAI_MHA_AHEAD, head, d);
+        }
+        fmlai_mha_store_row(k, tensor, token + r, head, src + (int64_t)r * d, d, factor);
     }
 }
 

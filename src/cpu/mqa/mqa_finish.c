@@ -113,6 +113,11 @@ void fmlai_cpu_mqa_finish(const fmlai_mqa_plan *plan, const fmlai_mqa_block *blo
         cast(plan, token, head, out);
     }
     if (p->out.data) {
-        fmlai_row_store(p->out.data, p->out.dtype, fmlai_row_offset(&p->out, p, token, head), out, p->d_v);
+        int64_t first = fmlai_row_offset(&p->out, p, token, head);
+        if (p->out.dtype == FMLA_BF16) {
+            plan->kernels->narrow((uint16_t *)p->out.data + first, out, 1.0f, p->d_v);
+        } else {
+            fmlai_row_store(p->out.data, p->out.dtype, first, out, p->d_v);
+        }
     }
 }

@@ -254,6 +254,7 @@ void fmlai_tile_init_neon(fmlai_tile_kernels *f32, fmlai_tile_kernels *bf16)
         .unpack = unpack,
         .fold = f32->fold, /* row by row: as the compiler vectorises them */
         .finish = f32->finish,
+        .narrow = f32->narrow,
         .gradients = f32->gradients,
         .squares = f32->squares,
         .rotate = f32->rotate,
