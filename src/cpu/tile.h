@@ -14,9 +14,9 @@
  *   accumulate  packed weights x tile    -> packed sums (sums * alpha + weights^T tile)
  *   unpack      packed sums              -> rows as floats
  *   fold        rows of partial results  -> their running sum in float64; finish: that as floats
- *   narrow      floats                   -> bf16
+ *   widen       rows of bf16             -> floats; narrow: floats as bf16
  *   gradients   s, dO.v                  -> P, dS: what backward sums up
- *   squares, rotate                      what the fused operations do to a row of queries
+ *   squares, rotate, unrotate            what the fused operations do to a row of queries, and of results
  *
  * Tokens that are not attended are never in a tile: the driver leaves them out. The only mask is `visible`:
  * row r sees the first visible[r] tokens of the tile (causal bounds).
@@ -106,6 +106,8 @@ typedef struct fmlai_tile_kernels {
     void (*fold)(double *sums, const float *x, double keep, double join, int32_t n);
     /* dst[i] = sums[i] * factor, n of them; without alignment. */
     void (*finish)(float *dst, const double *sums, double factor, int32_t n);
+    /* Rows of n bf16 numbers, src_stride of them apart, as floats; src may begin at any byte. */
+    void (*widen)(float *dst, int64_t dst_stride, const void *src, int64_t src_stride, int32_t rows, int32_t n);
     /* dst[i] = x[i] * factor as bf16, to nearest even, n of them; without alignment. As fmlai_store_f32. */
     void (*narrow)(void *dst, const float *x, float factor, int32_t n);
     /* s to P = 2^(s * scale2 - lse2), ds (which holds dO.v) to dS = P * (ds - delta), both [t * row_stride + r],
@@ -117,6 +119,8 @@ typedef struct fmlai_tile_kernels {
     /* RoPE as docs/numerics.md defines it: x0 = fma(x0, c, -(x1 s)), x1 = fma(x0, s, x1 c), rounded to bf16, of `pairs`
      * pairs: dims 2 i and 2 i + 1, or (neox) i and i + pairs. Cosines, then sines. */
     void (*rotate)(float *x, const float *cos_sin, int32_t pairs, bool neox);
+    /* The conjugate: x0 c + x1 s, x1 c - x0 s, in float64, rounded to float once. */
+    void (*unrotate)(float *x, const float *cos_sin, int32_t pairs, bool neox);
 } fmlai_tile_kernels;
 
 /* Tiers: each fills all entries of f32, and of bf16 where it has something better. */

@@ -46,6 +46,14 @@ static void rotation_of(const fmlai_tile_kernels *k)
             }
             k->rotate(x, angles, pairs, neox);
             assert_memory_equal(x, expected, (size_t)(2 * pairs) * sizeof *x);
+            for (int32_t i = 0; i < pairs; i++) {
+                float *a = expected + (neox ? i : 2 * i), *b = neox ? a + pairs : a + 1;
+                double x0 = *a, x1 = *b, c = angles[i], s = angles[pairs + i];
+                *a = (float)(x0 * c + x1 * s);
+                *b = (float)(x1 * c - x0 * s);
+            }
+            k->unrotate(x, angles, pairs, neox);
+            assert_memory_equal(x, expected, (size_t)(2 * pairs) * sizeof *x);
         }
     }
 }
@@ -131,6 +139,34 @@ static void narrowed_of(const fmlai_tile_kernels *k)
     }
 }
 
+/* Rows of any width and distance, from any byte. */
+static void widened_of(const fmlai_tile_kernels *k)
+{
+    uint64_t seed = 14;
+    for (int32_t n = 0; n < 40; n++) {
+        enum { ROWS = 3, STRIDE = 50 };
+        uint8_t bytes[1 + 2 * ROWS * STRIDE];
+        float x[ROWS * STRIDE];
+        for (int32_t i = 0; i < COUNT(bytes); i++) {
+            bytes[i] = (uint8_t)test_random(&seed);
+        }
+        memset(x, 0xA5, sizeof x);
+        k->widen(x, 41, bytes + n % 2, STRIDE, ROWS, n);
+        for (int32_t i = 0; i < ROWS * 41; i++) {
+            uint32_t half = i % 41 < n ? (uint32_t)bytes[n % 2 + 2 * (i / 41 * STRIDE + i % 41)] |
+                                             (uint32_t)bytes[n % 2 + 2 * (i / 41 * STRIDE + i % 41) + 1] << 8
+                                       : 0;
+            assert_int_equal(fmlai_bits_of_f32(x[i]), i % 41 < n ? half << 16 : 0xA5A5A5A5u);
+        }
+    }
+}
+
+static void widened_rows(void **state)
+{
+    (void)state;
+    for_each_table(widened_of);
+}
+
 static void rotation_equals_its_definition(void **state)
 {
     (void)state;
@@ -161,6 +197,7 @@ int main(void)
         cmocka_unit_test(rotation_equals_its_definition),
         cmocka_unit_test(row_sums_agree_with_float64),
         cmocka_unit_test(gradients_agree_with_float64),
+        cmocka_unit_test(widened_rows),
         cmocka_unit_test(narrowed_as_the_formats_do),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -123,10 +123,12 @@ void fmlai_tile_init_avx2(fmlai_tile_kernels *f32, fmlai_tile_kernels *bf16)
         .unpack = unpack,
         .fold = fmlak_tile_fold_avx2,
         .finish = fmlak_tile_finish_avx2,
+        .widen = fmlak_tile_widen_avx2,
         .narrow = fmlak_tile_narrow_avx2,
         .gradients = fmlak_tile_gradients_avx2,
         .squares = fmlak_tile_squares_avx2,
         .rotate = fmlak_tile_rotate_avx2,
+        .unrotate = fmlak_tile_unrotate_avx2,
     };
     *bf16 = *f32;
 }

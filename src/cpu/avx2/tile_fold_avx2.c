@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* tile_fold_avx2.c: rows of partial results summed up in float64; results as bf16. */
+/* tile_fold_avx2.c: rows of partial results summed up in float64; rows of bf16 as floats and back. */
 #include "../../format/format.h"
 #include "tile_avx2.h"
 
@@ -34,8 +34,7 @@ static inline __m256i halves(__m256 x)
     __m256i bits = _mm256_castps_si256(x), high = _mm256_srli_epi32(bits, 16);
     __m256i up = _mm256_add_epi32(_mm256_set1_epi32(0x7FFF), _mm256_and_si256(high, _mm256_set1_epi32(1)));
     __m256i half = _mm256_srli_epi32(_mm256_add_epi32(bits, up), 16);
-    __m256i nan =
-        _mm256_or_si256(_mm256_and_si256(high, _mm256_set1_epi32(0x8000)), _mm256_set1_epi32(0x7FC0));
+    __m256i nan = _mm256_or_si256(_mm256_and_si256(high, _mm256_set1_epi32(0x8000)), _mm256_set1_epi32(0x7FC0));
     return _mm256_blendv_epi8(half, nan, _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)));
 }
 
@@ -52,5 +51,21 @@ void fmlak_tile_narrow_avx2(void *dst, const float *x, float factor, int32_t n)
     }
     for (; i < n; i++) {
         fmlai_store_f32(dst, FMLA_BF16, i, x[i] * factor);
+    }
+}
+
+void fmlak_tile_widen_avx2(float *dst, int64_t dst_stride, const void *src, int64_t src_stride, int32_t rows, int32_t n)
+{
+    for (int32_t r = 0; r < rows; r++) {
+        const uint8_t *from = (const uint8_t *)src + 2 * r * src_stride;
+        float *to = dst + r * dst_stride;
+        int32_t i = 0;
+        for (; i + 8 <= n; i += 8) {
+            __m256i half = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(from + 2 * i)));
+            _mm256_storeu_si256((__m256i *)(to + i), _mm256_slli_epi32(half, 16));
+        }
+        for (; i < n; i++) {
+            to[i] = fmlai_load_f32(from, FMLA_BF16, i);
+        }
     }
 }

@@ -135,7 +135,6 @@ void fmlai_tile_init_avx512bf16(fmlai_tile_kernels *f32, fmlai_tile_kernels *bf1
 {
     const fmlai_tile_kernels below = *f32;
     *f32 = fmlak_tile_f32_avx512bf16;
-    f32->squares = below.squares;
     f32->rotate = below.rotate;
     *bf16 = (fmlai_tile_kernels){
         .name = "avx512bf16",
@@ -153,9 +152,11 @@ void fmlai_tile_init_avx512bf16(fmlai_tile_kernels *f32, fmlai_tile_kernels *bf1
         .unpack = unpack,
         .fold = fmlak_tile_fold_avx512bf16,
         .finish = fmlak_tile_finish_avx512bf16,
+        .widen = fmlak_tile_widen_avx512bf16,
         .narrow = fmlak_tile_narrow_avx512bf16,
         .gradients = fmlak_tile_gradients_avx512bf16,
-        .squares = below.squares,
+        .squares = fmlak_tile_squares_avx512bf16,
         .rotate = below.rotate,
+        .unrotate = fmlak_tile_unrotate_avx512bf16,
     };
 }

@@ -109,6 +109,9 @@ const fmlai_tile_kernels fmlak_tile_f32_avx512bf16 = {
     .unpack = unpack,
     .fold = fmlak_tile_fold_avx512bf16,
     .finish = fmlak_tile_finish_avx512bf16,
+    .widen = fmlak_tile_widen_avx512bf16,
     .narrow = fmlak_tile_narrow_avx512bf16,
     .gradients = fmlak_tile_gradients_avx512bf16,
+    .squares = fmlak_tile_squares_avx512bf16,
+    .unrotate = fmlak_tile_unrotate_avx512bf16,
 };

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* tile_fold_avx512bf16.c: rows of partial results summed up in float64; results as bf16. */
+/* tile_fold_avx512bf16.c: rows of partial results summed up in float64; rows of bf16 as floats and back. */
 #include "../../format/format.h"
 #include "tile_avx512bf16.h"
 
@@ -47,5 +47,22 @@ void fmlak_tile_narrow_avx512bf16(void *dst, const float *x, float factor, int32
     }
     for (; i < n; i++) {
         fmlai_store_f32(dst, FMLA_BF16, i, x[i] * factor);
+    }
+}
+
+void fmlak_tile_widen_avx512bf16(float *dst, int64_t dst_stride, const void *src, int64_t src_stride, int32_t rows,
+                                 int32_t n)
+{
+    for (int32_t r = 0; r < rows; r++) {
+        const uint8_t *from = (const uint8_t *)src + 2 * r * src_stride;
+        float *to = dst + r * dst_stride;
+        int32_t i = 0;
+        for (; i + LANES <= n; i += LANES) {
+            __m512i half = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(from + 2 * i)));
+            _mm512_storeu_si512(to + i, _mm512_slli_epi32(half, 16));
+        }
+        for (; i < n; i++) {
+            to[i] = fmlai_load_f32(from, FMLA_BF16, i);
+        }
     }
 }

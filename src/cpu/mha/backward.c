@@ -130,8 +130,8 @@ static float lse2_at(const fmlai_mha *p, int64_t token, int32_t head)
 static void find_delta(const backward *b, const scratch *s, int64_t token, int32_t head, int32_t rows)
 {
     const fmlai_mha *p = b->p;
-    fmlai_mha_load(s->others, &p->dout, token, head, rows, p->d_v);
-    fmlai_mha_load(s->rows, &p->out, token, head, rows, p->d_v);
+    fmlai_mha_load(b->k, s->others, &p->dout, token, head, rows, p->d_v);
+    fmlai_mha_load(b->k, s->rows, &p->out, token, head, rows, p->d_v);
     for (int32_t r = 0; r < rows; r++) {
         double sum = 0.0;
         for (int32_t d = 0; d < p->d_v; d++) {
@@ -167,7 +167,7 @@ static void query_block(const backward *b, const scratch *s, const fmlai_mha_blo
     fmlai_mha_tile k_tile, v_tile;
 
     find_delta(b, s, token, head, rows);
-    fmlai_mha_load(s->rows, &p->q, token, head, rows, p->d_qk);
+    fmlai_mha_load(k, s->rows, &p->q, token, head, rows, p->d_qk);
     k->pack_rows(s->packed_a, s->rows, p->d_qk, rows, p->d_qk);
     k->pack_rows(s->packed_b, s->others, p->d_v, rows, p->d_v);
     fmlai_mha_tile_start(k, &k_tile, s->tile_a, k->block_tokens, p->d_qk);
@@ -315,9 +315,9 @@ static void key_block(const backward *b, const scratch *s, const fmlai_mha_block
     int32_t group = p->h_q / p->h_kv, rows = block->rows;
     key_rows own = {.first = block->first, .shift = shift, .queries = queries.begin, .rows = rows, .start = true};
 
-    fmlai_mha_load(s->rows, &p->k, token, kv_head, rows, p->d_qk);
+    fmlai_mha_load(k, s->rows, &p->k, token, kv_head, rows, p->d_qk);
     k->pack_rows(s->packed_a, s->rows, p->d_qk, rows, p->d_qk);
-    fmlai_mha_load(s->rows, &p->v, token, kv_head, rows, p->d_v);
+    fmlai_mha_load(k, s->rows, &p->v, token, kv_head, rows, p->d_v);
     k->pack_rows(s->packed_b, s->rows, p->d_v, rows, p->d_v);
     if (tiles > 0) {
         int64_t tokens[FMLAI_MHA_ROWS];

@@ -105,7 +105,7 @@ static void start_block(const forward *f, const scratch *s, query_block *b, int3
 {
     const fmlai_mha *p = f->p;
     fmlai_softmax_start(&b->state);
-    fmlai_mha_load(s->rows, &p->q, b->token, head, b->rows, p->d_qk);
+    fmlai_mha_load(f->k, s->rows, &p->q, b->token, head, b->rows, p->d_qk);
     f->k->pack_rows(b->packed_q, s->rows, p->d_qk, b->rows, p->d_qk);
 }
 

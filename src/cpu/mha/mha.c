@@ -73,7 +73,8 @@ void fmlai_mha_fetch(const fmlai_packed *tensor, int64_t token, int32_t head, in
     }
 }
 
-void fmlai_mha_load(float *dst, const fmlai_packed *tensor, int64_t token, int32_t head, int32_t rows, int32_t d)
+void fmlai_mha_load(const fmlai_tile_kernels *k, float *dst, const fmlai_packed *tensor, int64_t token, int32_t head,
+                    int32_t rows, int32_t d)
 {
     for (int32_t r = 0; r < FMLAI_MHA_AHEAD && r < rows; r++) {
         fmlai_mha_fetch(tensor, token + r, head, d);
@@ -82,8 +83,12 @@ void fmlai_mha_load(float *dst, const fmlai_packed *tensor, int64_t token, int32
         if (r + FMLAI_MHA_AHEAD < rows) {
             fmlai_mha_fetch(tensor, token + r + FMLAI_MHA_AHEAD, head, d);
         }
-        fmlai_row_load(dst + (int64_t)r * d, tensor->data, tensor->dtype,
-                       (token + r) * tensor->stride[0] + head * tensor->stride[1], d);
+        int64_t first = (token + r) * tensor->stride[0] + head * tensor->stride[1];
+        if (tensor->dtype == FMLA_BF16) {
+            k->widen(dst + (int64_t)r * d, 0, (const uint16_t *)tensor->data + first, 0, 1, d);
+        } else {
+            fmlai_row_load(dst + (int64_t)r * d, tensor->data, tensor->dtype, first, d);
+        }
     }
 }
 

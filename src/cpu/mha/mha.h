@@ -57,7 +57,8 @@ void fmlai_mha_tile_fill(const fmlai_cpu *cpu, const fmlai_tile_kernels *k, cons
                          const fmlai_pool *pool, const int64_t *tokens, int32_t count, int32_t head);
 
 /* Rows of a packed tensor as floats [rows][d], and back, times a factor. */
-void fmlai_mha_load(float *dst, const fmlai_packed *tensor, int64_t token, int32_t head, int32_t rows, int32_t d);
+void fmlai_mha_load(const fmlai_tile_kernels *k, float *dst, const fmlai_packed *tensor, int64_t token, int32_t head,
+                    int32_t rows, int32_t d);
 void fmlai_mha_store(const fmlai_tile_kernels *k, const fmlai_packed *tensor, int64_t token, int32_t head,
                      const float *src, int32_t rows, int32_t d, float factor);
 void fmlai_mha_store_row(const fmlai_tile_kernels *k, const fmlai_packed *tensor, int64_t token, int32_t head,

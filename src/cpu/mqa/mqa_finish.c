@@ -9,7 +9,8 @@
 #include "../rows.h"
 #include "mqa.h"
 
-#define CAST_GROUP 32
+#define CAST_GROUP  32
+#define CAST_CHUNKS 16 /* groups at a time */
 
 /*
  * Empty partials leave the total untouched, and the first one that is not becomes it unchanged: a row whose
@@ -42,18 +43,6 @@ void fmlai_cpu_mqa_fold(const fmlai_mqa_plan *plan, fmlai_mqa_total *total, int3
     plan->kernels->fold(o, x, keep, join, d_v);
 }
 
-static void unrotate(const fmlai_mqa *p, int64_t token, float *out)
-{
-    const float *angles = fmlai_mqa_angles(&p->fused, token);
-    int32_t pairs = p->fused.rope_dim / 2, next = p->fused.rope_neox ? 1 : 2;
-    float *first = out + p->d_v - p->fused.rope_dim, *second = p->fused.rope_neox ? first + pairs : first + 1;
-    for (int32_t i = 0; i < pairs; i++, first += next, second += next) {
-        double c = angles[i], s = angles[pairs + i], o0 = *first, o1 = *second;
-        *first = (float)(o0 * c + o1 * s);
-        *second = (float)(o1 * c - o0 * s);
-    }
-}
-
 /* Codes and scale bytes of one row; chunks of 32 dims are transposed against the heads of the group. A scale
  * byte is byte chunk % 4 of a word, counted from the lowest address: rows that share words run at the same
  * time, so bytes are written, not words. */
@@ -65,10 +54,16 @@ static void cast(const fmlai_mqa_plan *plan, int64_t token, int32_t head, const 
     int64_t words = (int64_t)f->group_heads * p->d_v / (4 * CAST_GROUP);
     uint8_t *codes = f->codes + (token * f->groups + group) * f->group_heads * p->d_v;
     int32_t *scale = f->scale + token + group * words * f->scale_rows;
-    for (int64_t c = 0; c < p->d_v / CAST_GROUP; c++) {
-        int64_t chunk = c * f->group_heads + g;
-        uint8_t *byte = (uint8_t *)(scale + chunk / 4 * f->scale_rows) + chunk % 4;
-        *byte = plan->cpu->quant.cast(out + c * CAST_GROUP, CAST_GROUP, codes + chunk * CAST_GROUP);
+    int64_t stride = (int64_t)f->group_heads * CAST_GROUP;
+    uint8_t bytes[CAST_CHUNKS];
+    for (int32_t c = 0; c < p->d_v / CAST_GROUP; c++) {
+        int64_t chunk = (int64_t)c * f->group_heads + g;
+        if (c % CAST_CHUNKS == 0) {
+            int32_t left = p->d_v / CAST_GROUP - c;
+            plan->cpu->quant.cast_row(out + c * CAST_GROUP, left < CAST_CHUNKS ? left : CAST_CHUNKS,
+                                      codes + chunk * CAST_GROUP, stride, bytes);
+        }
+        *((uint8_t *)(scale + chunk / 4 * f->scale_rows) + chunk % 4) = bytes[c % CAST_CHUNKS];
     }
 }
 
@@ -109,7 +104,8 @@ void fmlai_cpu_mqa_finish(const fmlai_mqa_plan *plan, const fmlai_mqa_block *blo
         store_scalar(p, &p->max_logits, token, head, m * M_LN2 * (double)p->lse_factor);
     }
     if (p->fused.enabled) {
-        unrotate(p, token, out);
+        int32_t rope = p->fused.rope_dim;
+        plan->kernels->unrotate(out + p->d_v - rope, fmlai_mqa_angles(&p->fused, token), rope / 2, p->fused.rope_neox);
         cast(plan, token, head, out);
     }
     if (p->out.data) {

@@ -254,10 +254,12 @@ void fmlai_tile_init_neon(fmlai_tile_kernels *f32, fmlai_tile_kernels *bf16)
         .unpack = unpack,
         .fold = f32->fold, /* row by row: as the compiler vectorises them */
         .finish = f32->finish,
+        .widen = f32->widen,
         .narrow = f32->narrow,
         .gradients = f32->gradients,
         .squares = f32->squares,
         .rotate = f32->rotate,
+        .unrotate = f32->unrotate,
     };
     *bf16 = *f32;
 }

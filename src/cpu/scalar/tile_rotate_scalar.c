@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* tile_rotate_scalar.c: RMS sums and RoPE of the fused operations' queries. */
+/* tile_rotate_scalar.c: RMS sums and RoPE of the fused operations' queries, conjugate RoPE of their results. */
 #include <math.h>
 
 #include "../../format/format.h"
@@ -26,5 +26,15 @@ void fmlak_tile_rotate_scalar(float *x, const float *cos_sin, int32_t pairs, boo
         float x0 = *first, x1 = *second, c = cos_sin[i], s = cos_sin[pairs + i];
         *first = through_bf16(fmaf(x0, c, -(x1 * s)));
         *second = through_bf16(fmaf(x0, s, x1 * c));
+    }
+}
+
+void fmlak_tile_unrotate_scalar(float *x, const float *cos_sin, int32_t pairs, bool neox)
+{
+    for (int32_t i = 0; i < pairs; i++) {
+        float *first = neox ? x + i : x + 2 * i, *second = neox ? first + pairs : first + 1;
+        double c = cos_sin[i], s = cos_sin[pairs + i], o0 = *first, o1 = *second;
+        *first = (float)(o0 * c + o1 * s);
+        *second = (float)(o1 * c - o0 * s);
     }
 }

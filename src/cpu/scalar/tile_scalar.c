@@ -160,10 +160,12 @@ void fmlai_tile_init_scalar(fmlai_tile_kernels *f32, fmlai_tile_kernels *bf16)
         .unpack = unpack,
         .fold = fmlak_tile_fold_scalar,
         .finish = fmlak_tile_finish_scalar,
+        .widen = fmlak_tile_widen_scalar,
         .narrow = fmlak_tile_narrow_scalar,
         .gradients = fmlak_tile_gradients_scalar,
         .squares = fmlak_tile_squares_scalar,
         .rotate = fmlak_tile_rotate_scalar,
+        .unrotate = fmlak_tile_unrotate_scalar,
     };
     *bf16 = *f32;
 }
