@@ -102,6 +102,8 @@ typedef struct fmlai_tile_kernels {
     void (*accumulate)(void *packed_sums, const void *packed_weights, const void *tile, int64_t tile_stride,
                        const float *alpha, const int32_t *visible, int32_t rows, int32_t tokens, int32_t d);
     void (*unpack)(float *dst, int64_t dst_stride, const void *packed_sums, int32_t rows, int32_t d);
+    /* sums[i] = x[i], n of them; without alignment, as all that follow. */
+    void (*begin)(double *sums, const float *x, int32_t n);
     /* sums[i] = sums[i] * keep + x[i] * join, n of them; without alignment. */
     void (*fold)(double *sums, const float *x, double keep, double join, int32_t n);
     /* dst[i] = sums[i] * factor, n of them; without alignment. */
@@ -114,8 +116,8 @@ typedef struct fmlai_tile_kernels {
      * exactly 0 where row r does not see token t. lse2 and delta have an entry per row, or (by_token) per token. */
     void (*gradients)(float *s, float *ds, float scale2, const float *lse2, const float *delta, bool by_token,
                       const int32_t *visible, int32_t rows, int32_t tokens);
-    /* The sum of the squares of n floats, n a multiple of 16. */
-    double (*squares)(const float *x, int32_t n);
+    /* The sums of the squares of rows of n floats, n a multiple of 16. */
+    void (*squares)(double *sums, const float *x, int64_t stride, int32_t rows, int32_t n);
     /* RoPE as docs/numerics.md defines it: x0 = fma(x0, c, -(x1 s)), x1 = fma(x0, s, x1 c), rounded to bf16, of `pairs`
      * pairs: dims 2 i and 2 i + 1, or (neox) i and i + pairs. Cosines, then sines. */
     void (*rotate)(float *x, const float *cos_sin, int32_t pairs, bool neox);

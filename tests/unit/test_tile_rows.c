@@ -70,10 +70,23 @@ static void row_sums_of(const fmlai_tile_kernels *k)
             sums[i] = before[i] = (double)test_random_unit(&seed);
             squares += (double)x[i] * x[i];
         }
-        assert_true(fabs(k->squares(x, n) - squares) <= 1e-12 * squares);
+        double rows[5] = {0};
+        int32_t wide = n >= 96 ? (n - 64) / 16 * 16 : 0; /* row r of 5 begins at x[16 * r] */
+        k->squares(rows, x, 16, 1, n);
+        assert_true(fabs(rows[0] - squares) <= 1e-12 * squares);
+        k->squares(rows, x, 16, 5, wide);
+        for (int32_t r = 0; r < 5; r++) {
+            double alone;
+            k->squares(&alone, x + 16 * r, 0, 1, wide);
+            assert_true(alone == rows[r]);
+        }
         k->fold(sums, x, 0.75, 0.3, odd);
         for (int32_t i = 0; i < odd; i++) {
             assert_true(fabs(sums[i] - (before[i] * 0.75 + (double)x[i] * 0.3)) <= 1e-15);
+        }
+        k->begin(before, x, odd);
+        for (int32_t i = 0; i < odd; i++) {
+            assert_true(before[i] == (double)x[i]);
         }
         k->finish(narrow, sums, 1.7, odd);
         for (int32_t i = 0; i < odd; i++) {

@@ -121,6 +121,7 @@ void fmlai_tile_init_avx2(fmlai_tile_kernels *f32, fmlai_tile_kernels *bf16)
         .pack_turned = pack_turned,
         .accumulate = fmlak_tile_accumulate_avx2,
         .unpack = unpack,
+        .begin = fmlak_tile_begin_avx2,
         .fold = fmlak_tile_fold_avx2,
         .finish = fmlak_tile_finish_avx2,
         .widen = fmlak_tile_widen_avx2,

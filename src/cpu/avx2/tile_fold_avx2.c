@@ -3,6 +3,17 @@
 #include "../../format/format.h"
 #include "tile_avx2.h"
 
+void fmlak_tile_begin_avx2(double *sums, const float *x, int32_t n)
+{
+    int32_t i = 0;
+    for (; i + 4 <= n; i += 4) {
+        _mm256_storeu_pd(sums + i, _mm256_cvtps_pd(_mm_loadu_ps(x + i)));
+    }
+    for (; i < n; i++) {
+        sums[i] = x[i];
+    }
+}
+
 void fmlak_tile_fold_avx2(double *sums, const float *x, double keep, double join, int32_t n)
 {
     const __m256d k = _mm256_set1_pd(keep), j = _mm256_set1_pd(join);
@@ -56,16 +67,18 @@ void fmlak_tile_narrow_avx2(void *dst, const float *x, float factor, int32_t n)
 
 void fmlak_tile_widen_avx2(float *dst, int64_t dst_stride, const void *src, int64_t src_stride, int32_t rows, int32_t n)
 {
+    int32_t whole = n / 8 * 8;
     for (int32_t r = 0; r < rows; r++) {
         const uint8_t *from = (const uint8_t *)src + 2 * r * src_stride;
         float *to = dst + r * dst_stride;
-        int32_t i = 0;
-        for (; i + 8 <= n; i += 8) {
+        for (int32_t i = 0; i < whole; i += 8) {
             __m256i half = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(from + 2 * i)));
             _mm256_storeu_si256((__m256i *)(to + i), _mm256_slli_epi32(half, 16));
         }
-        for (; i < n; i++) {
-            to[i] = fmlai_load_f32(from, FMLA_BF16, i);
+    }
+    for (int32_t r = 0; whole < n && r < rows; r++) {
+        for (int32_t i = whole; i < n; i++) {
+            dst[r * dst_stride + i] = fmlai_load_f32(src, FMLA_BF16, r * src_stride + i);
         }
     }
 }

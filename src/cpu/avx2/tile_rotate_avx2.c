@@ -5,7 +5,7 @@
 #include "../../format/format.h"
 #include "tile_avx2.h"
 
-double fmlak_tile_squares_avx2(const float *x, int32_t n)
+static double squares_of_row(const float *x, int32_t n)
 {
     __m256d sum[4] = {_mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd()};
     double lanes[4];
@@ -17,6 +17,13 @@ double fmlak_tile_squares_avx2(const float *x, int32_t n)
     }
     _mm256_storeu_pd(lanes, _mm256_add_pd(_mm256_add_pd(sum[0], sum[1]), _mm256_add_pd(sum[2], sum[3])));
     return (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
+}
+
+void fmlak_tile_squares_avx2(double *sums, const float *x, int64_t stride, int32_t rows, int32_t n)
+{
+    for (int32_t r = 0; r < rows; r++) {
+        sums[r] = squares_of_row(x + r * stride, n);
+    }
 }
 
 /* Nearest bf16, ties to even, as float; NaN stays NaN. */

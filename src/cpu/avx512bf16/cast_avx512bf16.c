@@ -39,19 +39,21 @@ static inline __m512i largest_of_each(const __m512i x[GROUPS])
                             _mm512_shuffle_i32x4(halves[0], halves[1], 0xDD));
 }
 
-/* Sixteen values of magnitude below 464 to e4m3 codes. */
+/* Sixteen values of magnitude below 464 to e4m3 codes. Only the lowest byte of a lane counts. */
 static inline __m128i e4m3_codes(__m512 y)
 {
-    const __m512 shift = _mm512_set1_ps(16384.0f); /* its last bit is worth 2^-9, e4m3's smallest step */
     __m512i bits = _mm512_castps_si512(y), size = magnitude(bits);
+    /* Numbers of 2^-6 and more: 3 fraction bits, exponent bias 7 instead of 127. */
     __m512i odd = _mm512_and_si512(_mm512_srli_epi32(size, 20), _mm512_set1_epi32(1));
-    __m512i normal = _mm512_add_epi32(_mm512_add_epi32(size, _mm512_set1_epi32(0x7FFFF)), odd);
-    normal = _mm512_sub_epi32(_mm512_srli_epi32(normal, 20), _mm512_set1_epi32(120 << 3));
-    __m512i small = _mm512_castps_si512(_mm512_add_ps(_mm512_castsi512_ps(size), shift));
-    small = _mm512_sub_epi32(small, _mm512_castps_si512(shift));
-    __mmask16 is_small = _mm512_cmpgt_epi32_mask(_mm512_set1_epi32(121 << 23), size); /* below 2^-6 */
-    __m512i sign = _mm512_and_si512(_mm512_srli_epi32(bits, 24), _mm512_set1_epi32(0x80));
-    return _mm512_cvtepi32_epi8(_mm512_or_si512(_mm512_mask_mov_epi32(normal, is_small, small), sign));
+    __m512i normal = _mm512_add_epi32(size, _mm512_set1_epi32(0x7FFFF - (120 << 23)));
+    normal = _mm512_srli_epi32(_mm512_add_epi32(normal, odd), 20);
+    /* Below: multiples of 2^-9, which is the last bit of numbers from 2^14 on. */
+    __m512i small = _mm512_castps_si512(_mm512_add_ps(_mm512_castsi512_ps(size), _mm512_set1_ps(16384.0f)));
+    __mmask16 is_small = _mm512_cmpgt_epi32_mask(_mm512_set1_epi32(121 << 23), size);
+    __m512i code = _mm512_mask_mov_epi32(normal, is_small, small);
+    /* Bit 7 is the sign. */
+    return _mm512_cvtepi32_epi8(
+        _mm512_ternarylogic_epi32(_mm512_set1_epi32(0x80), _mm512_srli_epi32(bits, 24), code, 0xCA));
 }
 
 /* The first `count` of sixteen groups. */

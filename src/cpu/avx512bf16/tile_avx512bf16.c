@@ -150,6 +150,7 @@ void fmlai_tile_init_avx512bf16(fmlai_tile_kernels *f32, fmlai_tile_kernels *bf1
         .pack_turned = pack_turned,
         .accumulate = fmlak_tile_accumulate_avx512bf16,
         .unpack = unpack,
+        .begin = fmlak_tile_begin_avx512bf16,
         .fold = fmlak_tile_fold_avx512bf16,
         .finish = fmlak_tile_finish_avx512bf16,
         .widen = fmlak_tile_widen_avx512bf16,

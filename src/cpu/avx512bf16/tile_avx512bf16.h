@@ -246,6 +246,7 @@ void fmlak_tile_accumulate_avx512bf16(void *packed_sums, const void *packed_weig
                                       int32_t rows, int32_t tokens, int32_t d);
 
 /* For tiles of both kinds. */
+void fmlak_tile_begin_avx512bf16(double *sums, const float *x, int32_t n);
 void fmlak_tile_fold_avx512bf16(double *sums, const float *x, double keep, double join, int32_t n);
 void fmlak_tile_finish_avx512bf16(float *dst, const double *sums, double factor, int32_t n);
 void fmlak_tile_widen_avx512bf16(float *dst, int64_t dst_stride, const void *src, int64_t src_stride, int32_t rows,
@@ -254,7 +255,7 @@ void fmlak_tile_narrow_avx512bf16(void *dst, const float *x, float factor, int32
 void fmlak_tile_gradients_avx512bf16(float *s, float *ds, float scale2, const float *lse2, const float *delta,
                                      bool by_token, const int32_t *visible, int32_t rows, int32_t tokens);
 
-double fmlak_tile_squares_avx512bf16(const float *x, int32_t n);
+void fmlak_tile_squares_avx512bf16(double *sums, const float *x, int64_t stride, int32_t rows, int32_t n);
 void fmlak_tile_unrotate_avx512bf16(float *x, const float *cos_sin, int32_t pairs, bool neox);
 
 /* f32 tiles: tile_f32_avx512bf16.c and its kernels. */

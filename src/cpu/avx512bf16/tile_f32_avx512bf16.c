@@ -107,6 +107,7 @@ const fmlai_tile_kernels fmlak_tile_f32_avx512bf16 = {
     .pack_turned = pack_turned,
     .accumulate = fmlak_tile_accumulate_f32_avx512bf16,
     .unpack = unpack,
+    .begin = fmlak_tile_begin_avx512bf16,
     .fold = fmlak_tile_fold_avx512bf16,
     .finish = fmlak_tile_finish_avx512bf16,
     .widen = fmlak_tile_widen_avx512bf16,

@@ -3,6 +3,17 @@
 #include "../../format/format.h"
 #include "tile_avx512bf16.h"
 
+void fmlak_tile_begin_avx512bf16(double *sums, const float *x, int32_t n)
+{
+    int32_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        _mm512_storeu_pd(sums + i, _mm512_cvtps_pd(_mm256_loadu_ps(x + i)));
+    }
+    for (; i < n; i++) {
+        sums[i] = x[i];
+    }
+}
+
 void fmlak_tile_fold_avx512bf16(double *sums, const float *x, double keep, double join, int32_t n)
 {
     const __m512d k = _mm512_set1_pd(keep), j = _mm512_set1_pd(join);
@@ -53,16 +64,18 @@ void fmlak_tile_narrow_avx512bf16(void *dst, const float *x, float factor, int32
 void fmlak_tile_widen_avx512bf16(float *dst, int64_t dst_stride, const void *src, int64_t src_stride, int32_t rows,
                                  int32_t n)
 {
+    int32_t whole = n / LANES * LANES;
     for (int32_t r = 0; r < rows; r++) {
         const uint8_t *from = (const uint8_t *)src + 2 * r * src_stride;
         float *to = dst + r * dst_stride;
-        int32_t i = 0;
-        for (; i + LANES <= n; i += LANES) {
+        for (int32_t i = 0; i < whole; i += LANES) {
             __m512i half = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(from + 2 * i)));
             _mm512_storeu_si512(to + i, _mm512_slli_epi32(half, 16));
         }
-        for (; i < n; i++) {
-            to[i] = fmlai_load_f32(from, FMLA_BF16, i);
+    }
+    for (int32_t r = 0; whole < n && r < rows; r++) {
+        for (int32_t i = whole; i < n; i++) {
+            dst[r * dst_stride + i] = fmlai_load_f32(src, FMLA_BF16, r * src_stride + i);
         }
     }
 }

@@ -2,22 +2,47 @@
 /* tile_rotate_avx512bf16.c: RMS sums and conjugate RoPE of the fused operations, in float64. */
 #include "tile_avx512bf16.h"
 
+#define SUM_ROWS 4 /* at a time: eight chains of additions */
+
 /* Lanes and their order are those of tile_rotate_avx2.c. */
-double fmlak_tile_squares_avx512bf16(const float *x, int32_t n)
+static inline __attribute__((always_inline)) void squares_of_rows(double *sums, const float *x, int64_t stride,
+                                                                  int32_t rows, int32_t n)
 {
-    __m512d first = _mm512_setzero_pd(), second = _mm512_setzero_pd();
+    __m512d sum[SUM_ROWS][2];
     double lanes[16];
+#pragma GCC unroll 4
+    for (int32_t r = 0; r < rows; r++) {
+        sum[r][0] = sum[r][1] = _mm512_setzero_pd();
+    }
     for (int32_t i = 0; i < n; i += 16) {
-        __m512d a = _mm512_cvtps_pd(_mm256_loadu_ps(x + i)), b = _mm512_cvtps_pd(_mm256_loadu_ps(x + i + 8));
-        first = _mm512_fmadd_pd(a, a, first);
-        second = _mm512_fmadd_pd(b, b, second);
+#pragma GCC unroll 4
+        for (int32_t r = 0; r < rows; r++) {
+            const float *at = x + r * stride + i;
+            __m512d a = _mm512_cvtps_pd(_mm256_loadu_ps(at)), b = _mm512_cvtps_pd(_mm256_loadu_ps(at + 8));
+            sum[r][0] = _mm512_fmadd_pd(a, a, sum[r][0]);
+            sum[r][1] = _mm512_fmadd_pd(b, b, sum[r][1]);
+        }
     }
-    _mm512_storeu_pd(lanes, first);
-    _mm512_storeu_pd(lanes + 8, second);
-    for (int32_t i = 0; i < 4; i++) {
-        lanes[i] = (lanes[i] + lanes[4 + i]) + (lanes[8 + i] + lanes[12 + i]);
+#pragma GCC unroll 4
+    for (int32_t r = 0; r < rows; r++) {
+        _mm512_storeu_pd(lanes, sum[r][0]);
+        _mm512_storeu_pd(lanes + 8, sum[r][1]);
+        for (int32_t i = 0; i < 4; i++) {
+            lanes[i] = (lanes[i] + lanes[4 + i]) + (lanes[8 + i] + lanes[12 + i]);
+        }
+        sums[r] = (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
     }
-    return (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
+}
+
+void fmlak_tile_squares_avx512bf16(double *sums, const float *x, int64_t stride, int32_t rows, int32_t n)
+{
+    int32_t r = 0;
+    for (; r + SUM_ROWS <= rows; r += SUM_ROWS) {
+        squares_of_rows(sums + r, x + r * stride, stride, SUM_ROWS, n);
+    }
+    for (; r < rows; r++) {
+        squares_of_rows(sums + r, x + r * stride, stride, 1, n);
+    }
 }
 
 /* Products of floats are exact in float64, so it does not matter how they are added. */

@@ -30,9 +30,7 @@ void fmlai_cpu_mqa_fold(const fmlai_mqa_plan *plan, fmlai_mqa_total *total, int3
     if (total->l[total_row] == 0.0) {
         total->m[total_row] = m;
         total->l[total_row] = partial->l[row];
-        for (int32_t d = 0; d < d_v; d++) {
-            o[d] = x[d];
-        }
+        plan->kernels->begin(o, x, d_v);
         return;
     }
     double m_new = isnan(m_total) || m_total > m ? m_total : m;
@@ -45,25 +43,29 @@ void fmlai_cpu_mqa_fold(const fmlai_mqa_plan *plan, fmlai_mqa_total *total, int3
 
 /* Codes and scale bytes of one row; chunks of 32 dims are transposed against the heads of the group. A scale
  * byte is byte chunk % 4 of a word, counted from the lowest address: rows that share words run at the same
- * time, so bytes are written, not words. */
+ * time, so bytes are written, not words. Bytes alias everything, hence the copies of what the loop needs. */
 static void cast(const fmlai_mqa_plan *plan, int64_t token, int32_t head, const float *out)
 {
     const fmlai_mqa *p = plan->p;
     const fmlai_fused *f = &p->fused;
-    int64_t group = head / f->group_heads, g = head % f->group_heads;
-    int64_t words = (int64_t)f->group_heads * p->d_v / (4 * CAST_GROUP);
-    uint8_t *codes = f->codes + (token * f->groups + group) * f->group_heads * p->d_v;
-    int32_t *scale = f->scale + token + group * words * f->scale_rows;
-    int64_t stride = (int64_t)f->group_heads * CAST_GROUP;
+    const int64_t heads = f->group_heads, group = head / heads, word_bytes = f->scale_rows * 4;
+    const int32_t d_v = p->d_v, chunks = d_v / CAST_GROUP;
+    uint8_t *codes = f->codes + (token * f->groups + group) * heads * d_v;
+    uint8_t *scale = (uint8_t *)(f->scale + token + group * (heads * chunks / 4) * f->scale_rows);
     uint8_t bytes[CAST_CHUNKS];
-    for (int32_t c = 0; c < p->d_v / CAST_GROUP; c++) {
-        int64_t chunk = (int64_t)c * f->group_heads + g;
-        if (c % CAST_CHUNKS == 0) {
-            int32_t left = p->d_v / CAST_GROUP - c;
-            plan->cpu->quant.cast_row(out + c * CAST_GROUP, left < CAST_CHUNKS ? left : CAST_CHUNKS,
-                                      codes + chunk * CAST_GROUP, stride, bytes);
+    uint32_t chunk = (uint32_t)(head % heads);
+    if (group + 1 < f->groups) { /* this row's part of the lines that the next group's rows share */
+        for (int32_t at = 0; at < d_v; at += 64) {
+            __builtin_prefetch(codes + (heads + chunk) * d_v + at, 1);
         }
-        *((uint8_t *)(scale + chunk / 4 * f->scale_rows) + chunk % 4) = bytes[c % CAST_CHUNKS];
+    }
+    for (int32_t c = 0; c < chunks; c += CAST_CHUNKS) {
+        int32_t count = chunks - c < CAST_CHUNKS ? chunks - c : CAST_CHUNKS;
+        plan->cpu->quant.cast_row(out + c * CAST_GROUP, count, codes + (int64_t)chunk * CAST_GROUP, heads * CAST_GROUP,
+                                  bytes);
+        for (int32_t i = 0; i < count; i++, chunk += (uint32_t)heads) {
+            scale[chunk / 4 * word_bytes + chunk % 4] = bytes[i];
+        }
     }
 }
 

@@ -11,7 +11,8 @@
 #include "mqa.h"
 
 #define PERMUTED_RUN 16 /* dims of a head that lie together in permuted storage, which is bf16 */
-#define HEADS_AHEAD  4
+#define HEADS_AHEAD  8
+#define ROWS_AT_ONCE 8 /* fused: they stay in L1 while they are normalised */
 
 static const uint8_t *bf16_row(const fmlai_mqa *p, int64_t token, int32_t head)
 {
@@ -45,27 +46,36 @@ static void load_row(const fmlai_mqa_plan *plan, int64_t token, int32_t head, fl
     }
 }
 
-/* What the row's logits are multiplied by; rotates the row. */
-static double normalise(const fmlai_mqa_plan *plan, int64_t token, float *q)
+/* Rotates rows first..first+rows-1 of the block, and puts the RMS factors into what their logits are multiplied by. */
+static void normalise(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, fmlai_mqa_scratch *scratch,
+                      int32_t first, int32_t rows)
 {
-    const fmlai_fused *f = &plan->p->fused;
-    int32_t d_qk = plan->p->d_qk;
-    double rho = f->q_norm ? 1.0 / sqrt(plan->kernels->squares(q, d_qk) / d_qk + (double)f->eps) : 1.0;
-    plan->kernels->rotate(q + d_qk - f->rope_dim, fmlai_mqa_angles(f, token), f->rope_dim / 2, f->rope_neox);
-    return rho;
+    const fmlai_mqa *p = plan->p;
+    const fmlai_fused *f = &p->fused;
+    float *q = scratch->query + (int64_t)first * p->d_qk;
+    double squares[ROWS_AT_ONCE];
+    if (f->q_norm) {
+        plan->kernels->squares(squares, q, p->d_qk, rows, p->d_qk);
+    }
+    for (int32_t r = 0; r < rows; r++) {
+        const float *angles = fmlai_mqa_angles(f, block->token + (first + r) / block->heads);
+        double rho = f->q_norm ? 1.0 / sqrt(squares[r] / p->d_qk + (double)f->eps) : 1.0;
+        scratch->scale2[first + r] = (float)((double)p->scale * rho * M_LOG2E);
+        plan->kernels->rotate(q + (int64_t)(r + 1) * p->d_qk - f->rope_dim, angles, f->rope_dim / 2, f->rope_neox);
+    }
 }
 
 void fmlai_cpu_mqa_load_query(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, fmlai_mqa_scratch *scratch)
 {
     const fmlai_mqa *p = plan->p;
-    for (int32_t r = 0; r < block->tokens * block->heads; r++) {
-        int64_t token = block->token + r / block->heads;
-        float *q = scratch->query + (int64_t)r * p->d_qk;
-        double rho = 1.0;
-        load_row(plan, token, block->head + r % block->heads, q);
-        if (p->fused.enabled) {
-            rho = normalise(plan, token, q);
+    int32_t rows = block->tokens * block->heads;
+    for (int32_t r = 0; r < rows; r++) {
+        load_row(plan, block->token + r / block->heads, block->head + r % block->heads,
+                 scratch->query + (int64_t)r * p->d_qk);
+        scratch->scale2[r] = (float)((double)p->scale * M_LOG2E);
+        if (p->fused.enabled && (r % ROWS_AT_ONCE == ROWS_AT_ONCE - 1 || r == rows - 1)) {
+            int32_t first = r / ROWS_AT_ONCE * ROWS_AT_ONCE;
+            normalise(plan, block, scratch, first, r - first + 1);
         }
-        scratch->scale2[r] = (float)((double)p->scale * rho * M_LOG2E);
     }
 }

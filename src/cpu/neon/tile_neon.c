@@ -252,6 +252,7 @@ void fmlai_tile_init_neon(fmlai_tile_kernels *f32, fmlai_tile_kernels *bf16)
         .pack_turned = pack_turned,
         .accumulate = accumulate,
         .unpack = unpack,
+        .begin = f32->begin,
         .fold = f32->fold, /* row by row: as the compiler vectorises them */
         .finish = f32->finish,
         .widen = f32->widen,

@@ -5,6 +5,13 @@
 
 #define PIECE 256
 
+void fmlak_tile_begin_scalar(double *sums, const float *x, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++) {
+        sums[i] = x[i];
+    }
+}
+
 void fmlak_tile_fold_scalar(double *sums, const float *x, double keep, double join, int32_t n)
 {
     for (int32_t i = 0; i < n; i++) {

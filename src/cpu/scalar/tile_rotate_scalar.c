@@ -5,13 +5,15 @@
 #include "../../format/format.h"
 #include "tile_scalar.h"
 
-double fmlak_tile_squares_scalar(const float *x, int32_t n)
+void fmlak_tile_squares_scalar(double *sums, const float *x, int64_t stride, int32_t rows, int32_t n)
 {
-    double sum = 0.0;
-    for (int32_t i = 0; i < n; i++) {
-        sum += (double)x[i] * x[i];
+    for (int32_t r = 0; r < rows; r++, x += stride) {
+        double sum = 0.0;
+        for (int32_t i = 0; i < n; i++) {
+            sum += (double)x[i] * x[i];
+        }
+        sums[r] = sum;
     }
-    return sum;
 }
 
 static float through_bf16(float x)

@@ -158,6 +158,7 @@ void fmlai_tile_init_scalar(fmlai_tile_kernels *f32, fmlai_tile_kernels *bf16)
         .pack_turned = pack_turned,
         .accumulate = accumulate,
         .unpack = unpack,
+        .begin = fmlak_tile_begin_scalar,
         .fold = fmlak_tile_fold_scalar,
         .finish = fmlak_tile_finish_scalar,
         .widen = fmlak_tile_widen_scalar,
