@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* tile_fold_avx512bf16.c: rows of partial results summed up in float64; rows of bf16 as floats and back. */
+#include <string.h>
+
 #include "../../format/format.h"
 #include "tile_avx512bf16.h"
 
@@ -75,7 +77,9 @@ void fmlak_tile_widen_avx512bf16(float *dst, int64_t dst_stride, const void *src
     }
     for (int32_t r = 0; whole < n && r < rows; r++) {
         for (int32_t i = whole; i < n; i++) {
-            dst[r * dst_stride + i] = fmlai_load_f32(src, FMLA_BF16, r * src_stride + i);
+            uint16_t half;
+            memcpy(&half, (const uint8_t *)src + 2 * (r * src_stride + i), sizeof half);
+            dst[r * dst_stride + i] = fmlai_f32_from_bf16(half);
         }
     }
 }
