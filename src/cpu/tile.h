@@ -74,6 +74,36 @@ static inline int64_t fmlai_tile_stride(fmla_dtype dtype, int32_t d)
     return ((d + line - 1) / line | 1) * line;
 }
 
+/* What a core will read after this tile: rows of `bytes` bytes, which kernels fetch into its cache beside products. */
+typedef struct fmlai_ahead {
+    const uint8_t *rows[FMLAI_TILE_TOKENS_MAX];
+    int32_t count;
+    int32_t bytes;
+    int32_t next; /* the first that is still to be fetched */
+    int32_t step; /* how many at a time */
+} fmlai_ahead;
+
+static inline void fmlai_fetch_ahead(fmlai_ahead *ahead)
+{
+    int32_t end = ahead->count - ahead->next < ahead->step ? ahead->count : ahead->next + ahead->step;
+    for (; ahead->next < end; ahead->next++) {
+        const uint8_t *row = ahead->rows[ahead->next];
+        for (int32_t i = 0; i < ahead->bytes; i += 64) {
+            __builtin_prefetch(row + i, 0, 2);
+        }
+    }
+}
+
+/* A tile in parts of FMLAI_TILE_PART tokens (the last may be shorter), `stride` elements between tokens. A part may lie
+ * in a buffer, or in a cache that holds what kernels multiply: then without alignment, and nothing beyond d is read. */
+#define FMLAI_TILE_PART 16
+
+typedef struct fmlai_tile_parts {
+    const void *at[FMLAI_TILE_TOKENS_MAX / FMLAI_TILE_PART];
+    int64_t stride;
+    fmlai_ahead *ahead; /* NULL: nothing */
+} fmlai_tile_parts;
+
 typedef struct fmlai_tile_kernels {
     const char *name;
     fmla_dtype dtype;     /* element of tiles: FMLA_F32 or FMLA_BF16 */
@@ -101,7 +131,14 @@ typedef struct fmlai_tile_kernels {
      * that its row does not see contributes nothing, even if the token's values are NaN or infinite. */
     void (*accumulate)(void *packed_sums, const void *packed_weights, const void *tile, int64_t tile_stride,
                        const float *alpha, const int32_t *visible, int32_t rows, int32_t tokens, int32_t d);
-    void (*unpack)(float *dst, int64_t dst_stride, const void *packed_sums, int32_t rows, int32_t d);
+    /* The same of a tile in parts; d a multiple of 32 where one lies in a cache. NULL: this tier takes whole tiles. */
+    void (*scores_of_parts)(float *s, const void *packed_rows, const fmlai_tile_parts *tile, int32_t rows,
+                            int32_t tokens, int32_t d);
+    void (*accumulate_parts)(void *packed_sums, const void *packed_weights, const fmlai_tile_parts *tile,
+                             const float *alpha, const int32_t *visible, int32_t rows, int32_t tokens, int32_t d);
+    /* Rows first..first+count-1 of the `rows` that accumulate was given, as floats [count][dst_stride]. */
+    void (*unpack)(float *dst, int64_t dst_stride, const void *packed_sums, int32_t rows, int32_t first, int32_t count,
+                   int32_t d);
     /* sums[i] = x[i], n of them; without alignment, as all that follow. */
     void (*begin)(double *sums, const float *x, int32_t n);
     /* sums[i] = sums[i] * keep + x[i] * join, n of them; without alignment. */

@@ -85,6 +85,15 @@ static inline const uint8_t *fmlai_pool_scales(const fmlai_pool *pool, int64_t s
     return fmlai_pool_row(pool, slot) + f->scale_offset;
 }
 
+/* Bytes of a data row, one KV head's. */
+static inline int32_t fmlai_pool_row_bytes(const fmlai_pool *pool)
+{
+    const fmla_format_info *f = &pool->format;
+    return f->layout == FMLA_LAYOUT_PLAIN  ? 2 * f->d_qk
+           : f->layout == FMLA_LAYOUT_PAGE ? f->data_row_bytes
+                                           : (int32_t)fmlai_format_token_bytes(f, f->d_qk);
+}
+
 static inline bool fmlai_slot_valid(const fmlai_pool *pool, int64_t slot)
 {
     return slot >= 0 && slot / pool->page_size < pool->num_pages;

@@ -20,4 +20,6 @@ void fmlai_tile_init_amx(fmlai_tile_kernels *f32, fmlai_tile_kernels *bf16)
     bf16->pack_rows = pack_rows;
     bf16->scores = fmlak_tile_scores_amx;
     bf16->accumulate = fmlak_tile_accumulate_amx;
+    bf16->scores_of_parts = NULL;
+    bf16->accumulate_parts = NULL;
 }

@@ -56,37 +56,43 @@ ALWAYS_INLINE e4m3_tables e4m3_make_tables(void)
     return t;
 }
 
-/* Adds to the exponent fields of bf16 values that are neither zero nor NaN. */
-ALWAYS_INLINE __m512i add_exponent(__m512i value, __m512i addend)
-{
-    __m512i magnitude = _mm512_and_si512(value, _mm512_set1_epi16(0x7FFF));
-    __m512i before = _mm512_sub_epi16(magnitude, _mm512_set1_epi16(1));
-    __mmask32 ordinary = _mm512_cmple_epu16_mask(before, _mm512_set1_epi16(0x7F00));
-    return _mm512_mask_add_epi16(value, ordinary, value, addend);
-}
-
-/* 64 codes; the addends of the first and the second 32 of them. */
-ALWAYS_INLINE void e4m3_shifted(uint16_t *dst, const uint8_t *codes, const e4m3_tables *t, __m512i first,
-                                __m512i second)
+/* 64 codes times powers of two, whose exponents are added to those of the values: addends of the first and the second
+ * 32. Zero stays. Returns the codes that are NaN: for those it is wrong. */
+ALWAYS_INLINE __mmask64 e4m3_shifted(uint16_t *dst, const uint8_t *codes, const e4m3_tables *t, __m512i first,
+                                     __m512i second)
 {
     /* So that unpacking within 128-bit lanes leaves codes in order. */
-    const __m512i order = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0);
+    const __m512i order = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0), sign = _mm512_set1_epi8((char)0x80);
     __m512i code = _mm512_permutexvar_epi64(order, _mm512_loadu_si512(codes));
     __m512i low = _mm512_permutex2var_epi8(t->low[0], code, t->low[1]);
     __m512i high = _mm512_permutex2var_epi8(t->high[0], code, t->high[1]);
-    high = _mm512_or_si512(high, _mm512_and_si512(code, _mm512_set1_epi8((char)0x80)));
-    _mm512_storeu_si512(dst, add_exponent(_mm512_unpacklo_epi8(low, high), first));
-    _mm512_storeu_si512(dst + 32, add_exponent(_mm512_unpackhi_epi8(low, high), second));
+    high = _mm512_ternarylogic_epi32(high, code, sign, 0xF8); /* high | (code & sign) */
+    __m512i a = _mm512_unpacklo_epi8(low, high), b = _mm512_unpackhi_epi8(low, high);
+    const __m512i size = _mm512_set1_epi16(0x7FFF);
+    _mm512_storeu_si512(dst, _mm512_mask_add_epi16(a, _mm512_test_epi16_mask(a, size), a, first));
+    _mm512_storeu_si512(dst + 32, _mm512_mask_add_epi16(b, _mm512_test_epi16_mask(b, size), b, second));
+    return _mm512_cmpeq_epi8_mask(_mm512_or_si512(code, sign), _mm512_set1_epi8(-1));
 }
 
-ALWAYS_INLINE bool is_shift(int32_t biased_exponent)
+/* Scales as biased exponents, up to 16 of them: what is added to the values of their groups, twice in 32 bits. */
+typedef struct shifts {
+    _Alignas(64) uint32_t addend[16];
+} shifts;
+
+/* Returns whether all n scales are powers of two by which no product leaves the normal range of bf16. */
+ALWAYS_INLINE bool make_shifts(shifts *s, __m512i exponents, int32_t n)
 {
-    return biased_exponent >= 10 && biased_exponent <= 246;
+    const __m512i least = _mm512_set1_epi32(10), range = _mm512_set1_epi32(246 - 10), bias = _mm512_set1_epi32(127);
+    __mmask16 used = (__mmask16)((1 << n) - 1);
+    __m512i addend = _mm512_slli_epi32(_mm512_sub_epi32(exponents, bias), 7);
+    addend = _mm512_and_si512(addend, _mm512_set1_epi32(0xFFFF));
+    _mm512_store_si512(s->addend, _mm512_or_si512(addend, _mm512_slli_epi32(addend, 16)));
+    return _mm512_mask_cmpgt_epu32_mask(used, _mm512_sub_epi32(exponents, least), range) == 0;
 }
 
-ALWAYS_INLINE __m512i shift_by(int32_t biased_exponent)
+ALWAYS_INLINE __m512i shift_at(const shifts *s, int32_t group)
 {
-    return _mm512_set1_epi16((short)((biased_exponent - 127) * 128));
+    return _mm512_set1_epi32((int32_t)s->addend[group]);
 }
 
 /* 16 codes as floats, through fp16: see quant_avx2.c. */
@@ -130,23 +136,32 @@ static void e4m3_products(uint16_t *dst, const uint8_t *codes, int32_t n, float 
 /* ---- e2m1 -------------------------------------------------------------------------------------------- */
 
 /* 32 codes: two groups of 16 with their scales. Entry 2 n + g of the table is code n of group g. */
-ALWAYS_INLINE void e2m1_pair(uint16_t *dst, const uint8_t *codes, float scale0, float scale1)
+ALWAYS_INLINE void e2m1_pair(uint16_t *dst, const uint8_t *codes, const float *scales)
 {
     const __m512 values = _mm512_set_ps(-6.0f, -4.0f, -3.0f, -2.0f, -1.5f, -1.0f, -0.5f, -0.0f, 6.0f, 4.0f,
                                         3.0f, 2.0f, 1.5f, 1.0f, 0.5f, 0.0f);
     const __m512i group = join(_mm256_setzero_si256(), _mm256_set1_epi16(1));
-    __m512i table0 = _mm512_castps_si512(_mm512_mul_ps(values, _mm512_set1_ps(scale0)));
-    __m512i table1 = _mm512_castps_si512(_mm512_mul_ps(values, _mm512_set1_ps(scale1)));
-    __m512i table = _mm512_or_si512(_mm512_srli_epi32(table0, 16),
-                                    _mm512_and_si512(table1, _mm512_set1_epi32((int)0xFFFF0000u)));
-    /* A byte becomes two 16-bit indices 2 n; vpermw looks at their low five bits only. */
-    __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)codes));
-    __m512i index = _mm512_or_si512(_mm512_slli_epi32(bytes, 1), _mm512_slli_epi32(bytes, 13));
-    index = _mm512_or_si512(_mm512_and_si512(index, _mm512_set1_epi32((int)0xFFFEFFFEu)), group);
+    /* Bits 4 j - 1 and on of two bytes, for each of their codes j; vpermw looks at the low five bits only. */
+    const __m512i from = _mm512_set1_epi64(0x0B0B07070303FFFF);
+    __m512i table0 = _mm512_castps_si512(_mm512_mul_ps(values, _mm512_set1_ps(scales[0])));
+    __m512i table1 = _mm512_castps_si512(_mm512_mul_ps(values, _mm512_set1_ps(scales[1])));
+    __m512i table = _mm512_ternarylogic_epi32(_mm512_srli_epi32(table0, 16), table1,
+                                              _mm512_set1_epi32((int)0xFFFF0000u), 0xF8);
+    __m512i bytes = _mm512_cvtepu16_epi64(_mm_loadu_si128((const __m128i *)codes));
+    __m512i index = _mm512_multishift_epi64_epi8(from, bytes);
+    index = _mm512_ternarylogic_epi32(index, _mm512_set1_epi16(-2), group, 0xEA); /* (index & -2) | group */
     _mm512_storeu_si512(dst, _mm512_permutexvar_epi16(index, table));
 }
 
 /* ---- formats ----------------------------------------------------------------------------------------- */
+
+/* Any scales and codes. */
+static void e4m3_groups(uint16_t *dst, const uint8_t *codes, int32_t groups, int32_t group, const float *scales)
+{
+    for (int32_t g = 0; g < groups; g++) {
+        e4m3_products(dst + g * group, codes + g * group, group, scales[g]);
+    }
+}
 
 static void expand_v32(const fmlai_pool *pool, const int64_t *slots, int32_t count, int32_t head, void *dst,
                        int64_t dst_stride)
@@ -156,32 +171,50 @@ static void expand_v32(const fmlai_pool *pool, const int64_t *slots, int32_t cou
     for (int32_t i = 0; i < count; i++) {
         fmlai_token_at at = fmlai_token_walk(pool, slots, count, i, 0, 656);
         uint16_t *out = (uint16_t *)dst + i * dst_stride;
-        for (int32_t g = 0; g < 4; g++) {
-            uint32_t bits;
-            memcpy(&bits, at.scales + 4 * g, sizeof bits);
-            if ((bits & 0x807FFFFF) == 0 && is_shift((int32_t)(bits >> 23))) {
-                __m512i shift = shift_by((int32_t)(bits >> 23));
-                e4m3_shifted(out + 128 * g, at.row + 128 * g, &tables, shift, shift);
-                e4m3_shifted(out + 128 * g + 64, at.row + 128 * g + 64, &tables, shift, shift);
-            } else {
-                float scale;
-                memcpy(&scale, &bits, sizeof scale);
-                e4m3_products(out + 128 * g, at.row + 128 * g, 128, scale);
+        float scales[4];
+        shifts s;
+        memcpy(scales, at.scales, sizeof scales);
+        __m128i bits = _mm_loadu_si128((const __m128i *)at.scales);
+        bool powers = _mm_test_all_zeros(bits, _mm_set1_epi32((int)0x807FFFFF));
+        __mmask64 nan = 0;
+        if (make_shifts(&s, _mm512_castsi128_si512(_mm_srli_epi32(bits, 23)), 4) && powers) {
+#pragma GCC unroll 8
+            for (int32_t j = 0; j < 8; j++) {
+                __m512i shift = shift_at(&s, j / 2);
+                nan |= e4m3_shifted(out + 64 * j, at.row + 64 * j, &tables, shift, shift);
             }
+        } else {
+            nan = 1;
+        }
+        if (nan) {
+            e4m3_groups(out, at.row, 4, 128, scales);
         }
         memcpy(out + 512, at.row + 528, 128);
     }
 }
 
-/* 64 codes with the scale bytes of their first and second half. */
-ALWAYS_INLINE void e8m0_64(uint16_t *dst, const uint8_t *codes, const e4m3_tables *tables, uint8_t first,
-                           uint8_t second)
+/* n groups of 32 or 64 codes (a constant in each caller) with scales that are exponents. */
+ALWAYS_INLINE void e8m0_groups(uint16_t *dst, const uint8_t *codes, const e4m3_tables *tables, const uint8_t *scales,
+                               int32_t n, int32_t group)
 {
-    if (is_shift(first) && is_shift(second)) {
-        e4m3_shifted(dst, codes, tables, shift_by(first), shift_by(second));
+    shifts s;
+    __m512i wide = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8((__mmask16)((1 << n) - 1), scales));
+    __mmask64 nan = 0;
+    if (make_shifts(&s, wide, n)) {
+#pragma GCC unroll 8
+        for (int32_t j = 0; j < n * group / 64; j++) {
+            __m512i first = shift_at(&s, 64 * j / group), second = shift_at(&s, (64 * j + 32) / group);
+            nan |= e4m3_shifted(dst + 64 * j, codes + 64 * j, tables, first, second);
+        }
     } else {
-        e4m3_products(dst, codes, 32, fmlai_f32_from_e8m0(first));
-        e4m3_products(dst + 32, codes + 32, 32, fmlai_f32_from_e8m0(second));
+        nan = 1;
+    }
+    if (nan) {
+        float factors[16];
+        for (int32_t g = 0; g < n; g++) {
+            factors[g] = fmlai_f32_from_e8m0(scales[g]);
+        }
+        e4m3_groups(dst, codes, n, group, factors);
     }
 }
 
@@ -193,9 +226,7 @@ static void expand_v4(const fmlai_pool *pool, const int64_t *slots, int32_t coun
     for (int32_t i = 0; i < count; i++) {
         fmlai_token_at at = fmlai_token_walk(pool, slots, count, i, 0, 576);
         uint16_t *out = (uint16_t *)dst + i * dst_stride;
-        for (int32_t g = 0; g < 7; g++) {
-            e8m0_64(out + 64 * g, at.row + 64 * g, &tables, at.scales[g], at.scales[g]);
-        }
+        e8m0_groups(out, at.row, &tables, at.scales, 7, 64);
         memcpy(out + 448, at.row + 448, 128);
     }
 }
@@ -207,10 +238,7 @@ static void expand_v41(const fmlai_pool *pool, const int64_t *slots, int32_t cou
     (void)head;
     for (int32_t i = 0; i < count; i++) {
         fmlai_token_at at = fmlai_token_walk(pool, slots, count, i, 0, 512);
-        uint16_t *out = (uint16_t *)dst + i * dst_stride;
-        for (int32_t g = 0; g < 8; g++) {
-            e8m0_64(out + 64 * g, at.row + 64 * g, &tables, at.scales[2 * g], at.scales[2 * g + 1]);
-        }
+        e8m0_groups((uint16_t *)dst + i * dst_stride, at.row, &tables, at.scales, 16, 32);
     }
 }
 
@@ -228,8 +256,9 @@ static void expand_v41_fp4(const fmlai_pool *pool, const int64_t *slots, int32_t
             _mm256_storeu_ps(scales + g, first);
             _mm256_storeu_ps(scales + g + 8, second);
         }
+#pragma GCC unroll 4
         for (int32_t g = 0; g < 32; g += 2) {
-            e2m1_pair(out + 16 * g, at.row + 8 * g, scales[g], scales[g + 1]);
+            e2m1_pair(out + 16 * g, at.row + 8 * g, scales + g);
         }
     }
 }

@@ -18,6 +18,7 @@
 #include "tile_avx512bf16.h"
 
 #define GROUP_ROWS   4
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
 #define SMALL_BITS   (63 << 7) /* bf16 below 2^-64 */
 
 /* Smallest |x| - 1 of bf16 as integers without sign, zero being the largest. */
@@ -27,28 +28,50 @@ static inline __m512i least_of(__m512i least, __m512i x)
     return _mm512_min_epu16(least, size);
 }
 
+static inline bool has_small_values(__m512i least)
+{
+    return _mm512_cmplt_epu16_mask(least, _mm512_set1_epi16(SMALL_BITS - 1)) != 0;
+}
+
+/* Two tokens, `units` (1 or 2) units of dims; b NULL: zero. */
+ALWAYS_INLINE __m512i interleave(__m512i *strip, const uint16_t *a, const uint16_t *b, int32_t units, __m512i least)
+{
+#pragma GCC unroll 2
+    for (int32_t u = 0; u < STRIP_DIMS / UNIT_DIMS; u++) {
+        __m512i x = _mm512_setzero_si512(), y = x;
+        if (u < units) {
+            x = _mm512_loadu_si512(a + u * UNIT_DIMS);
+            y = b ? _mm512_loadu_si512(b + u * UNIT_DIMS) : y;
+            least = least_of(least_of(least, x), y);
+        }
+        strip[2 * u] = _mm512_unpacklo_epi16(x, y);
+        strip[2 * u + 1] = _mm512_unpackhi_epi16(x, y);
+    }
+    return least;
+}
+
 bool fmlak_strip_interleave_avx512bf16(__m512i *strip, const strip_operands *o, int32_t k, int32_t units,
                                        int32_t tokens)
 {
-    const uint16_t *even = o->tile + k;
+    int64_t stride = o->tile->stride;
     __m512i least = _mm512_set1_epi16(-1);
-    for (int32_t t = 0; t < tokens; t += 2, even += 2 * o->tile_stride, strip += STRIP_VECTORS) {
-        for (int32_t u = 0; u < units; u++) {
-            __m512i a = _mm512_load_si512(even + u * UNIT_DIMS);
-            __m512i b = _mm512_setzero_si512();
-            if (t + 1 < tokens) {
-                b = _mm512_load_si512(even + o->tile_stride + u * UNIT_DIMS);
+    for (int32_t t = 0; t < tokens; t += FMLAI_TILE_PART) {
+        const uint16_t *row = token_of(o->tile, t) + k;
+        int32_t n = tokens - t < FMLAI_TILE_PART ? tokens - t : FMLAI_TILE_PART;
+        if (units == 2) {
+            for (int32_t i = 0; i + 2 <= n; i += 2, row += 2 * stride, strip += STRIP_VECTORS) {
+                least = interleave(strip, row, row + stride, 2, least);
             }
-            least = least_of(least_of(least, a), b);
-            strip[2 * u] = _mm512_unpacklo_epi16(a, b);
-            strip[2 * u + 1] = _mm512_unpackhi_epi16(a, b);
+        } else {
+            for (int32_t i = 0; i + 2 <= n; i += 2, row += 2 * stride, strip += STRIP_VECTORS) {
+                least = interleave(strip, row, row + stride, 1, least);
+            }
         }
-        for (int32_t v = 2 * units; v < STRIP_VECTORS; v++) {
-            strip[v] = _mm512_setzero_si512();
+        if (n % 2 == 1) {
+            least = interleave(strip, row, NULL, units, least);
         }
     }
-    __m512i below = _mm512_subs_epu16(_mm512_set1_epi16(SMALL_BITS - 1), least);
-    return _mm512_cmpeq_epi32_mask(below, _mm512_setzero_si512()) != 0xFFFF;
+    return has_small_values(least);
 }
 
 void fmlak_strip_separate_avx512bf16(__m512i *strip, __m512i *small, int32_t pairs)
@@ -68,14 +91,10 @@ void fmlak_strip_separate_avx512bf16(__m512i *strip, __m512i *small, int32_t pai
     }
 }
 
-/* n rows, `vectors` vectors of dims: constants in each caller, so that the loops unroll and the sums stay in
- * registers. */
-static inline __attribute__((always_inline)) void multiply(float *sums, const int32_t *weights,
-                                                           int64_t stride, const __m512i *strip,
-                                                           const float *alpha, int32_t pairs, int32_t n,
-                                                           int32_t vectors)
+typedef __m512 sum_block[GROUP_ROWS][STRIP_VECTORS];
+
+ALWAYS_INLINE void clear(sum_block acc, int32_t n, int32_t vectors)
 {
-    __m512 acc[GROUP_ROWS][STRIP_VECTORS];
 #pragma GCC unroll 4
     for (int32_t i = 0; i < n; i++) {
 #pragma GCC unroll 4
@@ -83,21 +102,25 @@ static inline __attribute__((always_inline)) void multiply(float *sums, const in
             acc[i][v] = _mm512_setzero_ps();
         }
     }
-    for (int32_t p = 0; p < pairs; p++) {
-        __m512i x[STRIP_VECTORS];
+}
+
+/* A pair of tokens; weights of its n rows. */
+ALWAYS_INLINE void add_pair(sum_block acc, const int32_t *weights, const __m512i x[STRIP_VECTORS], int32_t n,
+                            int32_t vectors)
+{
+#pragma GCC unroll 4
+    for (int32_t i = 0; i < n; i++) {
+        __m512i w = broadcast_pair(weights + i);
 #pragma GCC unroll 4
         for (int32_t v = 0; v < vectors; v++) {
-            x[v] = strip[p * STRIP_VECTORS + v];
-        }
-#pragma GCC unroll 4
-        for (int32_t i = 0; i < n; i++) {
-            __m512i w = broadcast_pair(weights + p * stride + i);
-#pragma GCC unroll 4
-            for (int32_t v = 0; v < vectors; v++) {
-                acc[i][v] = dot(acc[i][v], x[v], w);
-            }
+            acc[i][v] = dot(acc[i][v], x[v], w);
         }
     }
+}
+
+/* sums = sums * alpha + acc, or acc. */
+ALWAYS_INLINE void join(float *sums, const float *alpha, sum_block acc, int32_t n, int32_t vectors)
+{
 #pragma GCC unroll 4
     for (int32_t i = 0; i < n; i++) {
         __m512 a = alpha ? _mm512_set1_ps(alpha[i]) : _mm512_setzero_ps();
@@ -107,6 +130,49 @@ static inline __attribute__((always_inline)) void multiply(float *sums, const in
             _mm512_store_ps(at, alpha ? _mm512_fmadd_ps(_mm512_load_ps(at), a, acc[i][v]) : acc[i][v]);
         }
     }
+}
+
+/* n rows, `vectors` vectors of dims: constants in each caller, so that the loops unroll and the sums stay in
+ * registers. */
+ALWAYS_INLINE void multiply(float *sums, const int32_t *weights, int64_t stride, const __m512i *strip,
+                            const float *alpha, int32_t pairs, int32_t n, int32_t vectors)
+{
+    sum_block acc;
+    clear(acc, n, vectors);
+    for (int32_t p = 0; p < pairs; p++) {
+        add_pair(acc, weights + p * stride, strip + p * STRIP_VECTORS, n, vectors);
+    }
+    join(sums, alpha, acc, n, vectors);
+}
+
+/*
+ * The first four rows of a strip of 64 dims, all pairs of tokens complete: interleaves beside the products, which leave
+ * room for it. Returns true if there are small values: then the strip is made, and nothing is added.
+ */
+static bool interleave_and_multiply(float *sums, const strip_operands *o, __m512i *strip, const int32_t *weights,
+                                    int64_t stride, const float *alpha, int32_t k, int32_t pairs)
+{
+    sum_block acc;
+    __m512i least = _mm512_set1_epi16(-1);
+    clear(acc, GROUP_ROWS, STRIP_VECTORS);
+    for (int32_t p = 0; p < pairs; p += FMLAI_TILE_PART / 2) {
+        const uint16_t *row = token_of(o->tile, 2 * p) + k;
+        int32_t n = pairs - p < FMLAI_TILE_PART / 2 ? pairs - p : FMLAI_TILE_PART / 2;
+        for (int32_t i = 0; i < n; i++, row += 2 * o->tile->stride, strip += STRIP_VECTORS, weights += stride) {
+            __m512i x[STRIP_VECTORS];
+            least = interleave(x, row, row + o->tile->stride, 2, least);
+#pragma GCC unroll 4
+            for (int32_t v = 0; v < STRIP_VECTORS; v++) {
+                strip[v] = x[v];
+            }
+            add_pair(acc, weights, x, GROUP_ROWS, STRIP_VECTORS);
+        }
+    }
+    if (has_small_values(least)) {
+        return true;
+    }
+    join(sums, alpha, acc, GROUP_ROWS, STRIP_VECTORS);
+    return false;
 }
 
 static void multiply_n(float *sums, const int32_t *weights, int64_t stride, const __m512i *strip,
@@ -135,6 +201,17 @@ static void add_small(float *sums, const int32_t *weights, int64_t stride, const
     }
 }
 
+/* How many of the first `tokens` tokens any of n rows sees: weights beyond are zero. */
+static int32_t most_seen(const strip_operands *o, int32_t r, int32_t n, int32_t tokens)
+{
+    int32_t most = o->visible ? 0 : tokens;
+    for (int32_t i = 0; o->visible && i < n; i++) {
+        int32_t seen = clamp_tokens(o->visible[r + i], tokens);
+        most = seen > most ? seen : most;
+    }
+    return most;
+}
+
 /* Rows begin..end-1, the first `tokens` tokens. */
 static void accumulate_rows(const strip_operands *o, int32_t begin, int32_t end, int32_t tokens)
 {
@@ -142,18 +219,33 @@ static void accumulate_rows(const strip_operands *o, int32_t begin, int32_t end,
     int64_t strip_stride = (int64_t)fmlai_tile_lanes(o->rows) * STRIP_DIMS, stride = weights_stride(o->rows);
     int32_t pairs = pairs_of(tokens);
     for (int32_t k = 0; k < o->d; k += STRIP_DIMS) {
-        int32_t units = o->d - k > UNIT_DIMS ? 2 : 1;
-        bool has_small = fmlak_strip_interleave_avx512bf16(strip, o, k, units, tokens);
+        float *first = o->sums + k / STRIP_DIMS * strip_stride;
+        int32_t units = o->d - k > UNIT_DIMS ? 2 : 1, r = begin;
+        bool has_small;
+        if (o->tile->ahead) {
+            fmlai_fetch_ahead(o->tile->ahead);
+        }
+        if (units == 2 && end - begin >= GROUP_ROWS && tokens % 2 == 0) {
+            has_small = interleave_and_multiply(first + (int64_t)r * STRIP_DIMS, o, strip, o->weights + r, stride,
+                                                o->alpha ? o->alpha + r : NULL, k, pairs);
+            r += has_small ? 0 : GROUP_ROWS;
+        } else {
+            has_small = fmlak_strip_interleave_avx512bf16(strip, o, k, units, tokens);
+        }
         if (has_small) {
             fmlak_strip_separate_avx512bf16(strip, small, pairs);
         }
-        for (int32_t r = begin; r < end; r += GROUP_ROWS) {
-            float *sums = o->sums + k / STRIP_DIMS * strip_stride + (int64_t)r * STRIP_DIMS;
+        for (; r < end; r += GROUP_ROWS) {
+            float *sums = first + (int64_t)r * STRIP_DIMS;
             const float *alpha = o->alpha ? o->alpha + r : NULL;
             int32_t n = end - r < GROUP_ROWS ? end - r : GROUP_ROWS;
-            multiply_n(sums, o->weights + r, stride, strip, alpha, pairs, n, units);
+            if (o->tile->ahead && r > begin) {
+                fmlai_fetch_ahead(o->tile->ahead);
+            }
+            int32_t seen = pairs_of(most_seen(o, r, n, tokens));
+            multiply_n(sums, o->weights + r, stride, strip, alpha, seen, n, units);
             if (has_small) {
-                add_small(sums, o->weights + r, stride, small, pairs, n);
+                add_small(sums, o->weights + r, stride, small, seen, n);
             }
         }
     }
@@ -164,7 +256,7 @@ bool fmlak_tile_finite_avx512bf16(const strip_operands *o, int32_t begin, int32_
     const __m512i low = _mm512_set1_epi32(0x7F80), high = _mm512_set1_epi32(0x7F800000);
     for (int32_t t = begin; t < end; t++) {
         for (int32_t k = 0; k < o->d; k += UNIT_DIMS) {
-            __m512i x = _mm512_load_si512(o->tile + t * o->tile_stride + k);
+            __m512i x = _mm512_loadu_si512(token_of(o->tile, t) + k);
             /* In a number that is not finite, all bits of the exponent are set. */
             if (_mm512_cmpeq_epi32_mask(_mm512_and_si512(x, low), low) |
                 _mm512_cmpeq_epi32_mask(_mm512_and_si512(x, high), high)) {
@@ -175,10 +267,18 @@ bool fmlak_tile_finite_avx512bf16(const strip_operands *o, int32_t begin, int32_
     return true;
 }
 
+void fmlak_tile_accumulate_parts_avx512bf16(void *packed_sums, const void *packed_weights, const fmlai_tile_parts *tile,
+                                            const float *alpha, const int32_t *visible, int32_t rows, int32_t tokens,
+                                            int32_t d)
+{
+    strip_operands o = {packed_sums, packed_weights, tile, alpha, visible, rows, d};
+    accumulate_seen(&o, tokens, accumulate_rows);
+}
+
 void fmlak_tile_accumulate_avx512bf16(void *packed_sums, const void *packed_weights, const void *tile,
                                       int64_t tile_stride, const float *alpha, const int32_t *visible,
                                       int32_t rows, int32_t tokens, int32_t d)
 {
-    strip_operands o = {packed_sums, packed_weights, tile, alpha, tile_stride, rows, d};
-    accumulate_seen(&o, visible, tokens, accumulate_rows);
+    fmlai_tile_parts parts = parts_of(tile, tile_stride);
+    fmlak_tile_accumulate_parts_avx512bf16(packed_sums, packed_weights, &parts, alpha, visible, rows, tokens, d);
 }

@@ -113,13 +113,14 @@ static void restore_unit(float *dst, const float *sums)
     _mm512_storeu_ps(dst + LANES, _mm512_permutex2var_ps(a, second, b));
 }
 
-static void unpack(float *dst, int64_t dst_stride, const void *packed_sums, int32_t rows, int32_t d)
+static void unpack(float *dst, int64_t dst_stride, const void *packed_sums, int32_t rows, int32_t first,
+                   int32_t count, int32_t d)
 {
     int64_t strip_stride = (int64_t)fmlai_tile_lanes(rows) * STRIP_DIMS;
-    for (int32_t r = 0; r < rows; r++) {
+    for (int32_t r = 0; r < count; r++) {
         for (int32_t k = 0; k < d; k += UNIT_DIMS) {
             const float *sums = (const float *)packed_sums + k / STRIP_DIMS * strip_stride;
-            sums += (int64_t)r * STRIP_DIMS + k % STRIP_DIMS;
+            sums += (int64_t)(first + r) * STRIP_DIMS + k % STRIP_DIMS;
             float *to = dst + r * dst_stride + k, tail[UNIT_DIMS];
             if (d - k >= UNIT_DIMS) {
                 restore_unit(to, sums);
@@ -149,6 +150,8 @@ void fmlai_tile_init_avx512bf16(fmlai_tile_kernels *f32, fmlai_tile_kernels *bf1
         .pack_weights = pack_weights,
         .pack_turned = pack_turned,
         .accumulate = fmlak_tile_accumulate_avx512bf16,
+        .scores_of_parts = fmlak_tile_scores_of_parts_avx512bf16,
+        .accumulate_parts = fmlak_tile_accumulate_parts_avx512bf16,
         .unpack = unpack,
         .begin = fmlak_tile_begin_avx512bf16,
         .fold = fmlak_tile_fold_avx512bf16,

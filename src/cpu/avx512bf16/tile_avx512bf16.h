@@ -200,9 +200,9 @@ void fmlak_pack_rows_avx512bf16(void *packed, const float *src, int64_t src_stri
 typedef struct strip_operands {
     float *sums;
     const int32_t *weights;
-    const uint16_t *tile;
+    const fmlai_tile_parts *tile;
     const float *alpha;
-    int64_t tile_stride;
+    const int32_t *visible; /* NULL: rows see all tokens */
     int32_t rows;
     int32_t d;
 } strip_operands;
@@ -222,9 +222,10 @@ bool fmlak_tile_finite_avx512bf16(const strip_operands *o, int32_t begin, int32_
 
 /* Sums up what each row sees: all rows at once, unless a token that some row does not see is not finite. add() does
  * rows begin..end-1 and the first `tokens` tokens. */
-static inline void accumulate_seen(const strip_operands *o, const int32_t *visible, int32_t tokens,
+static inline void accumulate_seen(const strip_operands *o, int32_t tokens,
                                    void (*add)(const strip_operands *o, int32_t begin, int32_t end, int32_t tokens))
 {
+    const int32_t *visible = o->visible;
     seen_range seen = seen_by_rows(visible, o->rows, tokens);
     if (seen.least == seen.most || fmlak_tile_finite_avx512bf16(o, seen.least, seen.most)) {
         add(o, 0, o->rows, seen.most);
@@ -237,6 +238,26 @@ static inline void accumulate_seen(const strip_operands *o, const int32_t *visib
     }
 }
 
+/* A tile that lies together, as parts. */
+static inline fmlai_tile_parts parts_of(const void *tile, int64_t tile_stride)
+{
+    fmlai_tile_parts parts = {.stride = tile_stride};
+    for (int32_t i = 0; i < FMLAI_TILE_TOKENS_MAX / FMLAI_TILE_PART; i++) {
+        parts.at[i] = (const uint16_t *)tile + i * FMLAI_TILE_PART * tile_stride;
+    }
+    return parts;
+}
+
+static inline const uint16_t *token_of(const fmlai_tile_parts *tile, int32_t t)
+{
+    return (const uint16_t *)tile->at[t / FMLAI_TILE_PART] + t % FMLAI_TILE_PART * tile->stride;
+}
+
+void fmlak_tile_scores_of_parts_avx512bf16(float *s, const void *packed_rows, const fmlai_tile_parts *tile,
+                                           int32_t rows, int32_t tokens, int32_t d);
+void fmlak_tile_accumulate_parts_avx512bf16(void *packed_sums, const void *packed_weights, const fmlai_tile_parts *tile,
+                                            const float *alpha, const int32_t *visible, int32_t rows, int32_t tokens,
+                                            int32_t d);
 void fmlak_tile_scores_avx512bf16(float *s, const void *packed_rows, const void *tile, int64_t tile_stride,
                                   int32_t rows, int32_t tokens, int32_t d);
 void fmlak_tile_softmax_avx512bf16(fmlai_softmax_state *state, float *alpha, void *packed_weights, float *s,

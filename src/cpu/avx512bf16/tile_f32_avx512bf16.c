@@ -79,11 +79,12 @@ static void pack_turned(void *packed_weights, const float *w, int64_t w_stride, 
     }
 }
 
-static void unpack(float *dst, int64_t dst_stride, const void *packed_sums, int32_t rows, int32_t d)
+static void unpack(float *dst, int64_t dst_stride, const void *packed_sums, int32_t rows, int32_t first,
+                   int32_t count, int32_t d)
 {
     int64_t strip_stride = (int64_t)fmlai_tile_lanes(rows) * STRIP_DIMS;
-    for (int32_t r = 0; r < rows; r++) {
-        const float *sums = (const float *)packed_sums + (int64_t)r * STRIP_DIMS;
+    for (int32_t r = 0; r < count; r++) {
+        const float *sums = (const float *)packed_sums + (int64_t)(first + r) * STRIP_DIMS;
         float *to = dst + r * dst_stride;
         int32_t k = 0;
         for (; k + STRIP_DIMS <= d; k += STRIP_DIMS, sums += strip_stride) {

@@ -40,15 +40,19 @@ static inline __attribute__((always_inline)) void multiply(const operands *o, in
             acc[t][v] = _mm512_setzero_ps();
         }
     }
+    const uint16_t *four[4] = {tile, tile + 4 * tile_stride, tile + 8 * tile_stride, tile + 12 * tile_stride};
     for (int32_t p = 0; p < pairs; p++) {
         __m512i q[GROUP_VECTORS];
+        /* Addresses of tokens are sums of four pointers and multiples of the stride: an own pointer for each of them is
+         * more than there are registers. Compilers are kept from finding out that these belong together. */
+        __asm__("" : "+r"(four[0]), "+r"(four[1]), "+r"(four[2]), "+r"(four[3]));
 #pragma GCC unroll 4
         for (int32_t v = 0; v < vectors; v++) {
             q[v] = _mm512_load_si512(rows + (p * vectors + v) * LANES);
         }
 #pragma GCC unroll 16
         for (int32_t t = 0; t < tokens; t++) {
-            __m512i x = broadcast_pair(tile + t * tile_stride + 2 * p);
+            __m512i x = broadcast_pair(four[t / 4] + t % 4 * tile_stride + 2 * p);
 #pragma GCC unroll 4
             for (int32_t v = 0; v < vectors; v++) {
                 acc[t][v] = dot(acc[t][v], q[v], x);
@@ -80,8 +84,12 @@ static int32_t multiply_4(const operands *o, int32_t left)
     return 1;
 }
 
-static int32_t multiply_3(const operands *o, int32_t left)
+static int32_t multiply_3(const operands *o, int32_t left) /* 16: 5, 5 and 6 */
 {
+    if (left == 6) {
+        multiply(o, 3, 6);
+        return 6;
+    }
     if (left >= 5) {
         multiply(o, 3, 5);
         return 5;
@@ -122,8 +130,8 @@ static int32_t multiply_1(const operands *o, int32_t left)
     return 1;
 }
 
-void fmlak_tile_scores_avx512bf16(float *s, const void *packed_rows, const void *tile, int64_t tile_stride,
-                                  int32_t rows, int32_t tokens, int32_t d)
+void fmlak_tile_scores_of_parts_avx512bf16(float *s, const void *packed_rows, const fmlai_tile_parts *tile,
+                                           int32_t rows, int32_t tokens, int32_t d)
 {
     static int32_t (*const kernels[])(const operands *, int32_t) = {multiply_1, multiply_2, multiply_3,
                                                                     multiply_4};
@@ -134,18 +142,27 @@ void fmlak_tile_scores_avx512bf16(float *s, const void *packed_rows, const void 
             operands o = {
                 .s = s + r,
                 .rows = (const int32_t *)packed_rows + (int64_t)r * pairs + (int64_t)p * vectors * LANES,
-                .tile = (const uint16_t *)tile + 2 * p,
                 .s_stride = lanes,
-                .tile_stride = tile_stride,
+                .tile_stride = tile->stride,
                 .pairs = pairs - p < BLOCK_PAIRS ? pairs - p : BLOCK_PAIRS,
                 .first = p == 0,
             };
-            for (int32_t left = tokens; left > 0;) {
-                int32_t n = kernels[vectors - 1](&o, left);
-                o.s += n * o.s_stride;
-                o.tile += n * o.tile_stride;
-                left -= n;
+            for (int32_t t = 0; t < tokens; t += FMLAI_TILE_PART) {
+                o.tile = token_of(tile, t) + 2 * p;
+                for (int32_t left = tokens - t < FMLAI_TILE_PART ? tokens - t : FMLAI_TILE_PART; left > 0;) {
+                    int32_t n = kernels[vectors - 1](&o, left);
+                    o.s += n * o.s_stride;
+                    o.tile += n * o.tile_stride;
+                    left -= n;
+                }
             }
         }
     }
+}
+
+void fmlak_tile_scores_avx512bf16(float *s, const void *packed_rows, const void *tile, int64_t tile_stride,
+                                  int32_t rows, int32_t tokens, int32_t d)
+{
+    fmlai_tile_parts parts = parts_of(tile, tile_stride);
+    fmlak_tile_scores_of_parts_avx512bf16(s, packed_rows, &parts, rows, tokens, d);
 }

@@ -9,19 +9,21 @@
 #define JOIN_ROWS  8 /* rows of a block that one task folds */
 #define JOIN_PARTS (FMLAI_TILE_ROWS / JOIN_ROWS)
 
-/* Chunk number `chunk` of a block, from the cursor on, into `partial`. */
+/* Chunk number `chunk` of a block, from the cursor on, into `partial`. all: the worker goes through all chunks of the
+ * block. */
 static void run_chunk(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, fmlai_mqa_cursor *cursor,
-                      int64_t chunk, fmlai_mqa_scratch *scratch, fmlai_mqa_partial *partial)
+                      int64_t chunk, bool all, fmlai_mqa_scratch *scratch, fmlai_mqa_partial *partial)
 {
     int64_t limit = fmlai_plan_chunk_begin(chunk + 1) - fmlai_plan_chunk_begin(chunk);
-    fmlai_cpu_mqa_gather(plan, block, cursor, limit, &scratch->tokens);
+    bool fetched = all && chunk > 0 && scratch->tokens.known > scratch->tokens.count;
+    fmlai_cpu_mqa_gather(plan, block, cursor, limit, all ? plan->kernels->block_tokens : 0, &scratch->tokens);
     if (scratch->tokens.count > 0 && scratch->packed_block != block->index) {
         int32_t rows = block->tokens * block->heads;
         fmlai_cpu_mqa_load_query(plan, block, scratch);
         plan->kernels->pack_rows(scratch->packed_rows, scratch->query, plan->p->d_qk, rows, plan->p->d_qk);
         scratch->packed_block = block->index;
     }
-    fmlai_cpu_mqa_chunk(plan, block, scratch, partial);
+    fmlai_cpu_mqa_chunk(plan, block, scratch, partial, fetched);
 }
 
 /* All of a block. A block of one chunk is finished row by row out of one row of total; a longer one keeps all
@@ -39,13 +41,14 @@ static void run_block(const fmlai_mqa_plan *plan, int64_t index, fmlai_mqa_scrat
     }
     fmlai_cpu_mqa_measure(plan, &block, scratch->bound);
     memset(total->l, 0, sizeof total->l);
+    int32_t rows = block.tokens * block.heads;
     for (int64_t chunk = 0; !last; chunk++) {
-        run_chunk(plan, &block, &cursor, chunk, scratch, scratch->partial);
+        run_chunk(plan, &block, &cursor, chunk, true, scratch, scratch->partial);
         last = cursor.list == 2;
-        for (int32_t r = 0; r < block.tokens * block.heads; r++) {
+        for (int32_t r = 0; r < rows; r++) {
             int32_t at = first && last ? 0 : r;
             total->l[at] = first ? 0.0 : total->l[at];
-            fmlai_cpu_mqa_fold(plan, total, at, scratch->partial, r);
+            fmlai_cpu_mqa_fold(plan, total, at, scratch->partial, rows, r, scratch->out);
             if (last) {
                 fmlai_cpu_mqa_finish(plan, &block, r, total, at, scratch->out);
             }
@@ -87,7 +90,7 @@ static void chunk_task(void *user, int64_t i, int32_t worker)
     fmlai_cpu_mqa_block_at(plan, task->block, &block);
     fmlai_cpu_mqa_measure(plan, &block, scratch->bound);
     fmlai_cpu_mqa_skip(plan, &block, &cursor, fmlai_plan_chunk_begin(task->chunk));
-    run_chunk(plan, &block, &cursor, task->chunk, scratch, fmlai_cpu_mqa_slot(plan, task->slot));
+    run_chunk(plan, &block, &cursor, task->chunk, false, scratch, fmlai_cpu_mqa_slot(plan, task->slot));
 }
 
 static void move_row(fmlai_mqa_total *dst, int32_t dst_row, const fmlai_mqa_total *src, int32_t src_row,
@@ -109,13 +112,14 @@ static void join_task(void *user, int64_t i, int32_t worker)
     fmlai_mqa_block block;
 
     fmlai_cpu_mqa_block_at(plan, join->block, &block);
-    for (int32_t r = begin; r < begin + JOIN_ROWS && r < block.tokens * block.heads; r++) {
+    int32_t rows = block.tokens * block.heads;
+    for (int32_t r = begin; r < begin + JOIN_ROWS && r < rows; r++) {
         total->l[0] = 0.0;
         if (join->carry_in >= 0) {
             move_row(total, 0, fmlai_cpu_mqa_carry(plan, join->carry_in), r, d_v);
         }
         for (int64_t c = 0; c < join->chunks; c++) {
-            fmlai_cpu_mqa_fold(plan, total, 0, fmlai_cpu_mqa_slot(plan, join->slot + c), r);
+            fmlai_cpu_mqa_fold(plan, total, 0, fmlai_cpu_mqa_slot(plan, join->slot + c), rows, r, scratch->out);
         }
         if (join->carry_out >= 0) {
             move_row(fmlai_cpu_mqa_carry(plan, join->carry_out), r, total, 0, d_v);

@@ -60,11 +60,12 @@ typedef struct fmlai_mqa_join {
     int32_t carry_out;
 } fmlai_mqa_join;
 
-/* What a chunk gives, row by row: maximum and sum of the softmax (base 2), unnormalised output. */
+/* What a chunk gives: maximum and sum of the softmax (base 2) of each row, and unnormalised outputs as the tile kernels
+ * leave them. */
 typedef struct fmlai_mqa_partial {
     float m[FMLAI_TILE_ROWS];
     float l[FMLAI_TILE_ROWS];
-    float o[]; /* [rows][d_v] */
+    float o[]; /* packed sums */
 } fmlai_mqa_partial;
 
 /* The fold of partials. */
@@ -80,12 +81,14 @@ typedef struct fmlai_mqa_cursor {
     int64_t next; /* entry of that list */
 } fmlai_mqa_cursor;
 
-/* Attended tokens: slots of main, then of extra. */
+/* Attended tokens of a chunk, and, where the same worker goes on with the next chunk, some of that one: slots of main,
+ * then of extra. */
 typedef struct fmlai_mqa_tokens {
     int32_t count;
-    int32_t main_count;
-    int64_t slots[FMLAI_MQA_CHUNK];
-    int64_t entries[FMLAI_MQA_CHUNK]; /* where in its list each was found */
+    int32_t known;      /* count and those of the next chunk */
+    int32_t main_count; /* of all that are known */
+    int64_t slots[FMLAI_MQA_CHUNK + FMLAI_TILE_TOKENS_MAX];
+    int64_t entries[FMLAI_MQA_CHUNK + FMLAI_TILE_TOKENS_MAX]; /* where in its list each was found */
 } fmlai_mqa_tokens;
 
 /* A worker's own memory. */
@@ -103,7 +106,6 @@ typedef struct fmlai_mqa_scratch {
     void *tile;
     float *scores;
     void *packed_weights;
-    void *packed_sums;
     float *out; /* [d_v] */
     fmlai_mqa_partial *partial;
     fmlai_mqa_total *total; /* total_rows of them */
@@ -116,6 +118,7 @@ typedef struct fmlai_mqa_plan {
     const fmlai_tile_kernels *kernels;
     fmlai_expand expand[2];
     int64_t tile_stride;
+    bool in_place[2];     /* tokens of that list are what the kernels multiply: they may stay in the cache */
     int32_t block_heads;  /* heads of a block */
     int32_t head_blocks;  /* blocks that the heads of a KV head make */
     int32_t block_tokens; /* query tokens of a block */
@@ -161,19 +164,20 @@ void fmlai_cpu_mqa_measure(const fmlai_mqa_plan *plan, fmlai_mqa_block *block, i
 /* Steps over `count` attended tokens. */
 void fmlai_cpu_mqa_skip(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, fmlai_mqa_cursor *cursor,
                         int64_t count);
-/* The next attended tokens, up to `limit` (at most FMLAI_MQA_CHUNK); count 0: the lists are at their end. */
+/* The next attended tokens, up to `limit` (at most FMLAI_MQA_CHUNK), and up to `ahead` (at most FMLAI_TILE_TOKENS_MAX)
+ * of those behind them, for which the cursor does not move; count 0: the lists are at their end. */
 void fmlai_cpu_mqa_gather(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, fmlai_mqa_cursor *cursor,
-                          int64_t limit, fmlai_mqa_tokens *tokens);
+                          int64_t limit, int64_t ahead, fmlai_mqa_tokens *tokens);
 
 /* mqa_chunk.c */
-/* Attention of the block's packed rows over scratch->tokens. */
+/* Attention of the block's packed rows over scratch->tokens. fetched: the chunk before knew of the first of them. */
 void fmlai_cpu_mqa_chunk(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, fmlai_mqa_scratch *scratch,
-                         fmlai_mqa_partial *partial);
+                         fmlai_mqa_partial *partial, bool fetched);
 
 /* mqa_finish.c */
-/* total_row of `total` joins row `row` of `partial`. */
+/* total_row of `total` joins row `row` of `partial`, which has `rows`. out: [d_v] scratch. */
 void fmlai_cpu_mqa_fold(const fmlai_mqa_plan *plan, fmlai_mqa_total *total, int32_t total_row,
-                        const fmlai_mqa_partial *partial, int32_t row);
+                        const fmlai_mqa_partial *partial, int32_t rows, int32_t row, float *out);
 /* Writes all results of row `row`, whose fold is total_row of `total`. out: [d_v] scratch. */
 void fmlai_cpu_mqa_finish(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, int32_t row,
                           const fmlai_mqa_total *total, int32_t total_row, float *out);

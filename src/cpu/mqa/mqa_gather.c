@@ -105,15 +105,26 @@ void fmlai_cpu_mqa_skip(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block
     }
 }
 
+/* Until the walk is at its limit; counts those of main. */
+static void collect(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, fmlai_mqa_cursor *cursor, walk *w,
+                    fmlai_mqa_tokens *tokens)
+{
+    while (cursor->list < 2 && w->found < w->limit) {
+        bool main = cursor->list == 0;
+        walk_on(plan, block, cursor, w);
+        tokens->main_count = main ? (int32_t)w->found : tokens->main_count;
+    }
+}
+
 void fmlai_cpu_mqa_gather(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, fmlai_mqa_cursor *cursor,
-                          int64_t limit, fmlai_mqa_tokens *tokens)
+                          int64_t limit, int64_t ahead, fmlai_mqa_tokens *tokens)
 {
     walk w = {.limit = limit, .slots = tokens->slots, .entries = tokens->entries};
     tokens->main_count = 0;
-    while (cursor->list < 2 && w.found < w.limit) {
-        bool main = cursor->list == 0;
-        walk_on(plan, block, cursor, &w);
-        tokens->main_count = main ? (int32_t)w.found : tokens->main_count;
-    }
+    collect(plan, block, cursor, &w, tokens);
     tokens->count = (int32_t)w.found;
+    fmlai_mqa_cursor next = *cursor;
+    w.limit = limit + ahead;
+    collect(plan, block, &next, &w, tokens);
+    tokens->known = (int32_t)w.found;
 }

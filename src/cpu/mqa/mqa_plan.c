@@ -76,7 +76,6 @@ static size_t lay_out_scratch(const fmlai_mqa_plan *plan, uint8_t *base)
         tokens * (size_t)plan->tile_stride * tile_element,
         tokens * (size_t)fmlai_tile_lanes(plan->rows) * sizeof(float),
         k->packed_weights_bytes(plan->rows, k->block_tokens),
-        k->packed_sums_bytes(plan->rows, p->d_v),
         (size_t)p->d_v * sizeof(float),
         plan->partial_bytes,
         sizeof(fmlai_mqa_total) + (size_t)plan->total_rows * (size_t)p->d_v * sizeof(double),
@@ -95,10 +94,9 @@ static size_t lay_out_scratch(const fmlai_mqa_plan *plan, uint8_t *base)
         s->tile = at[3];
         s->scores = (float *)at[4];
         s->packed_weights = at[5];
-        s->packed_sums = at[6];
-        s->out = (float *)at[7];
-        s->partial = (fmlai_mqa_partial *)at[8];
-        s->total = (fmlai_mqa_total *)at[9];
+        s->out = (float *)at[6];
+        s->partial = (fmlai_mqa_partial *)at[7];
+        s->total = (fmlai_mqa_total *)at[8];
         for (size_t t = 0; t < tokens; t++) { /* columns d_qk..tile_stride-1 stay zero */
             size_t used = (size_t)p->d_qk * tile_element, stride = (size_t)plan->tile_stride * tile_element;
             memset((uint8_t *)s->tile + t * stride + used, 0, stride - used);
@@ -116,7 +114,8 @@ static bool is_f16(const fmlai_token_list *list)
 static void set_bytes(fmlai_mqa_plan *plan)
 {
     size_t sums = (size_t)plan->rows * (size_t)plan->p->d_v;
-    plan->partial_bytes = lines(sizeof(fmlai_mqa_partial) + sums * sizeof(float));
+    plan->partial_bytes =
+        lines(sizeof(fmlai_mqa_partial) + plan->kernels->packed_sums_bytes(plan->rows, plan->p->d_v));
     plan->total_bytes = lines(sizeof(fmlai_mqa_total) + sums * sizeof(double));
     plan->scratch_bytes = lay_out_scratch(plan, NULL);
 }
@@ -153,6 +152,22 @@ static size_t most_bytes(const fmlai_mqa_plan *plan)
     return bytes;
 }
 
+/* Tokens of a plain bf16 cache can be multiplied where they lie, if the tier takes tiles in parts. All parts of a tile
+ * have one stride, the main cache's. */
+static void keep_in_place(fmlai_mqa_plan *plan)
+{
+    const fmlai_mqa *p = plan->p;
+    const fmlai_pool *main = &p->main.pool, *extra = &p->extra.pool;
+    int64_t stride = main->token_stride / 2;
+    plan->in_place[0] = plan->kernels->scores_of_parts && main->format.format == FMLA_KV_BF16 && p->d_qk % 32 == 0 &&
+                        main->token_stride % 2 == 0 && stride >= p->d_qk && stride <= 2 * plan->tile_stride;
+    if (plan->in_place[0]) {
+        plan->tile_stride = stride;
+        plan->in_place[1] = p->extra.kind != FMLAI_LIST_NONE && extra->format.format == FMLA_KV_BF16 &&
+                            extra->token_stride == main->token_stride;
+    }
+}
+
 void fmlai_cpu_mqa_plan_make(fmlai_mqa_plan *plan, const fmlai_cpu *cpu, const fmlai_mqa *p)
 {
     bool f16 = p->q.dtype != FMLA_BF16 || is_f16(&p->main) || is_f16(&p->extra);
@@ -161,6 +176,7 @@ void fmlai_cpu_mqa_plan_make(fmlai_mqa_plan *plan, const fmlai_cpu *cpu, const f
     plan->p = p;
     plan->kernels = f16 ? &cpu->tile_f32 : &cpu->tile_bf16;
     plan->tile_stride = fmlai_tile_stride(plan->kernels->dtype, p->d_qk);
+    keep_in_place(plan);
     const fmlai_expand *table =
         plan->kernels->dtype == FMLA_BF16 ? cpu->quant.expand_bf16 : cpu->quant.expand_f32;
     plan->expand[0] = fmlai_expand_for(table, &p->main.pool);

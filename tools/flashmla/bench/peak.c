@@ -17,7 +17,8 @@
 #include <arm_neon.h>
 #endif
 
-#define CHAINS     12 /* enough for 6 cycles of latency on two ports */
+#define CHAINS     12 /* enough for 6 cycles of latency on two ports, if they take turns evenly; */
+#define DOT_CHAINS 20 /* Zen 5 with 12 chains of VDPBF16PS: 93 %, with 16 and more 100 % */
 #define ROUNDS     20000
 #define READ_BYTES ((size_t)96 << 20) /* per thread */
 
@@ -68,23 +69,23 @@ __attribute__((target("avx512f"))) static double fma_avx512(volatile float *sink
 
 __attribute__((target("avx512f,avx512bf16"))) static double dot_avx512(volatile float *sink)
 {
-    __m512 x[CHAINS], sum;
+    __m512 x[DOT_CHAINS], sum;
     __m512bh a = (__m512bh)_mm512_set1_epi32(0x3F803F80), b = (__m512bh)_mm512_set1_epi32(0x3A803A80);
-    for (int i = 0; i < CHAINS; i++) {
+    for (int i = 0; i < DOT_CHAINS; i++) {
         x[i] = _mm512_set1_ps((float)i);
     }
     for (int r = 0; r < ROUNDS; r++) {
-#pragma GCC unroll 12
-        for (int i = 0; i < CHAINS; i++) {
+#pragma GCC unroll 20
+        for (int i = 0; i < DOT_CHAINS; i++) {
             x[i] = _mm512_dpbf16_ps(x[i], a, b);
         }
     }
     sum = x[0];
-    for (int i = 1; i < CHAINS; i++) {
+    for (int i = 1; i < DOT_CHAINS; i++) {
         sum = _mm512_add_ps(sum, x[i]);
     }
     *sink = _mm512_cvtss_f32(sum);
-    return 2.0 * 32 * CHAINS * ROUNDS;
+    return 2.0 * 32 * DOT_CHAINS * ROUNDS;
 }
 
 /* Products of tiles in registers. The context has asked the operating system for them. */
