@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * test_tile_parts.c: tiles in parts that lie anywhere, unaligned, with NaN around each token, as tokens in a cache do:
- * scores and weighted sums have the bits of the same tile in one piece. Rows that are to be fetched ahead have been asked
- * for at the end.
+ * scores and weighted sums have the bits of the same tile in one piece. Rows that are to be fetched ahead have been
+ * asked for at the end.
  */
 #include <math.h>
 #include <setjmp.h>

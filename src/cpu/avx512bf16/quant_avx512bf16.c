@@ -82,12 +82,12 @@ typedef struct shifts {
 /* Returns whether all n scales are powers of two by which no product leaves the normal range of bf16. */
 ALWAYS_INLINE bool make_shifts(shifts *s, __m512i exponents, int32_t n)
 {
-    const __m512i least = _mm512_set1_epi32(10), range = _mm512_set1_epi32(246 - 10), bias = _mm512_set1_epi32(127);
-    __mmask16 used = (__mmask16)((1 << n) - 1);
+    const __m512i least = _mm512_set1_epi32(10), most = _mm512_set1_epi32(246), bias = _mm512_set1_epi32(127);
+    int32_t beyond = _mm512_cmpgt_epi32_mask(least, exponents) | _mm512_cmpgt_epi32_mask(exponents, most);
     __m512i addend = _mm512_slli_epi32(_mm512_sub_epi32(exponents, bias), 7);
     addend = _mm512_and_si512(addend, _mm512_set1_epi32(0xFFFF));
     _mm512_store_si512(s->addend, _mm512_or_si512(addend, _mm512_slli_epi32(addend, 16)));
-    return _mm512_mask_cmpgt_epu32_mask(used, _mm512_sub_epi32(exponents, least), range) == 0;
+    return (beyond & ((1 << n) - 1)) == 0;
 }
 
 ALWAYS_INLINE __m512i shift_at(const shifts *s, int32_t group)

@@ -29,6 +29,23 @@ static inline __m512i emulated_cvtepu16_epi32(__m256i halves)
 }
 #define _mm512_cvtepu16_epi32(halves) emulated_cvtepu16_epi32(halves)
 
+static inline __m512i emulated_cvtepu16_epi64(__m128i words)
+{
+    __m256i low = _mm256_cvtepu16_epi64(words), high = _mm256_cvtepu16_epi64(_mm_unpackhi_epi64(words, words));
+    return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+}
+#define _mm512_cvtepu16_epi64(words) emulated_cvtepu16_epi64(words)
+
+static inline __m128i emulated_maskz_loadu_epi8(uint32_t mask, const void *from)
+{
+    uint8_t bytes[16] = {0};
+    for (int i = 0; i < 16; i++) {
+        bytes[i] = (uint8_t)(mask >> i & 1 ? ((const uint8_t *)from)[i] : 0);
+    }
+    return _mm_loadu_si128((const __m128i *)bytes);
+}
+#define _mm_maskz_loadu_epi8(mask, from) emulated_maskz_loadu_epi8(mask, from)
+
 static inline __m512d emulated_cvtps_pd(__m256 x)
 {
     __m256d low = _mm256_cvtps_pd(_mm256_castps256_ps128(x)), high = _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1));

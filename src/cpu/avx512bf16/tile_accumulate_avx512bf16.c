@@ -30,7 +30,8 @@ static inline __m512i least_of(__m512i least, __m512i x)
 
 static inline bool has_small_values(__m512i least)
 {
-    return _mm512_cmplt_epu16_mask(least, _mm512_set1_epi16(SMALL_BITS - 1)) != 0;
+    __m512i below = _mm512_subs_epu16(_mm512_set1_epi16(SMALL_BITS - 1), least);
+    return _mm512_cmpeq_epi32_mask(below, _mm512_setzero_si512()) != 0xFFFF;
 }
 
 /* Two tokens, `units` (1 or 2) units of dims; b NULL: zero. */
