@@ -109,9 +109,23 @@ static void start_block(const forward *f, const scratch *s, query_block *b, int3
     f->k->pack_rows(b->packed_q, s->rows, p->d_qk, b->rows, p->d_qk);
 }
 
+/* Rows of `count` tokens from `token` on, to be fetched beside the weighted sums of one block. */
+static void look_ahead(const forward *f, const fmlai_pool *pool, int64_t token, int32_t count, int32_t kv_head,
+                       fmlai_ahead *ahead)
+{
+    int32_t steps = FMLAI_MHA_ROWS / 4 * ((f->p->d_v + 63) / 64);
+    ahead->next = 0;
+    ahead->count = count;
+    ahead->bytes = 2 * pool->format.d_qk;
+    ahead->step = (count + steps - 1) / steps;
+    for (int32_t i = 0; i < count; i++) {
+        ahead->rows[i] = pool->data + (token + i) * pool->token_stride + kv_head * pool->head_stride;
+    }
+}
+
 /* Keys first..first+count-1, which are in the tiles, as far as the block sees them. */
 static void add_keys(const forward *f, const scratch *s, query_block *b, const fmlai_mha_tile *k_tile,
-                     const fmlai_mha_tile *v_tile, int64_t first, int32_t count)
+                     const fmlai_mha_tile *v_tile, int64_t first, int32_t count, fmlai_ahead *ahead)
 {
     const fmlai_mha *p = f->p;
     const fmlai_tile_kernels *k = f->k;
@@ -130,8 +144,13 @@ static void add_keys(const forward *f, const scratch *s, query_block *b, const f
     const int32_t *seen = visible[0] == count ? NULL : visible; /* the first row sees the fewest */
     k->scores(s->s, b->packed_q, k_tile->data, k_tile->stride, rows, count, p->d_qk);
     k->softmax(&b->state, alpha, s->weights, s->s, scale2, seen, rows, count);
-    k->accumulate(b->sums, s->weights, v_tile->data, v_tile->stride, first == 0 ? NULL : alpha, seen, rows, count,
-                  p->d_v);
+    if (k->accumulate_parts) {
+        fmlai_tile_parts parts = fmlai_mha_parts(k, v_tile, ahead);
+        k->accumulate_parts(b->sums, s->weights, &parts, first == 0 ? NULL : alpha, seen, rows, count, p->d_v);
+    } else {
+        k->accumulate(b->sums, s->weights, v_tile->data, v_tile->stride, first == 0 ? NULL : alpha, seen, rows, count,
+                      p->d_v);
+    }
 }
 
 /* The rows of a task: first..first+rows-1 of a request. */
@@ -143,6 +162,7 @@ static void forward_rows(const forward *f, const scratch *s, const fmlai_mha_blo
     fmlai_mha_span keys = fmlai_mha_span_of(p->cu_seqlens_kv, all->request, p->total_kv);
     int32_t kv_head = head / (p->h_q / p->h_kv), blocks = 0;
     int64_t tokens[FMLAI_TILE_TOKENS_MAX], seen = 0;
+    fmlai_ahead ahead;
     fmlai_mha_tile k_tile, v_tile;
 
     for (int32_t at = 0; at < all->rows; at += FMLAI_MHA_ROWS) {
@@ -163,8 +183,15 @@ static void forward_rows(const forward *f, const scratch *s, const fmlai_mha_blo
         }
         fmlai_mha_tile_fill(f->cpu, k, &k_tile, &f->keys, tokens, count, kv_head);
         fmlai_mha_tile_fill(f->cpu, k, &v_tile, &f->values, tokens, count, kv_head);
+        /* Blocks fetch a share each of the next tiles: half of them keys, half of them values. */
+        int64_t next = first + count;
+        int32_t left = (int32_t)(seen - next < k->block_tokens ? seen - next : k->block_tokens);
         for (int32_t i = 0; i < blocks; i++) {
-            add_keys(f, s, &s->blocks[i], &k_tile, &v_tile, first, count);
+            int32_t keys_share = (blocks + 1) / 2, n = i < keys_share ? keys_share : blocks - keys_share;
+            int32_t at = i < keys_share ? i : i - keys_share, begin = left * at / n, end = left * (at + 1) / n;
+            look_ahead(f, i < keys_share ? &f->keys : &f->values, keys.begin + next + begin, end - begin, kv_head,
+                       &ahead);
+            add_keys(f, s, &s->blocks[i], &k_tile, &v_tile, first, count, &ahead);
         }
     }
     for (int32_t i = 0; i < blocks; i++) {
