@@ -14,8 +14,9 @@
  *   accumulate  packed weights x tile    -> packed sums (sums * alpha + weights^T tile)
  *   unpack      packed sums              -> rows as floats
  *   fold        rows of partial results  -> their running sum in float64; finish: that as floats
+ *   widen       rows of bf16             -> floats; narrow: floats as bf16
  *   gradients   s, dO.v                  -> P, dS: what backward sums up
- *   squares, rotate                      what the fused operations do to a row of queries
+ *   squares, rotate, unrotate            what the fused operations do to a row of queries, and of results
  *
  * Tokens that are not attended are never in a tile: the driver leaves them out. The only mask is `visible`:
  * row r sees the first visible[r] tokens of the tile (causal bounds).
@@ -124,6 +125,8 @@ typedef struct fmlai_tile_kernels {
                     const float *scale2, const int32_t *visible, int32_t rows, int32_t tokens);
     /* Packs given weights w[t * row_stride + r] as softmax would: for backward and tests. */
     void (*pack_weights)(void *packed_weights, const float *w, int32_t rows, int32_t tokens);
+    /* The same of w[r * w_stride + t], a multiple of 16: for backward, where tokens have been the lanes. */
+    void (*pack_turned)(void *packed_weights, const float *w, int64_t w_stride, int32_t rows, int32_t tokens);
     /* sums = sums * alpha + weights^T * tile[:, 0:d]; alpha NULL: sums start at zero. A weight of a token
      * that its row does not see contributes nothing, even if the token's values are NaN or infinite. */
     void (*accumulate)(void *packed_sums, const void *packed_weights, const void *tile, int64_t tile_stride,
@@ -136,19 +139,27 @@ typedef struct fmlai_tile_kernels {
     /* Rows first..first+count-1 of the `rows` that accumulate was given, as floats [count][dst_stride]. */
     void (*unpack)(float *dst, int64_t dst_stride, const void *packed_sums, int32_t rows, int32_t first, int32_t count,
                    int32_t d);
+    /* sums[i] = x[i], n of them; without alignment, as all that follow. */
+    void (*begin)(double *sums, const float *x, int32_t n);
     /* sums[i] = sums[i] * keep + x[i] * join, n of them; without alignment. */
     void (*fold)(double *sums, const float *x, double keep, double join, int32_t n);
     /* dst[i] = sums[i] * factor, n of them; without alignment. */
     void (*finish)(float *dst, const double *sums, double factor, int32_t n);
+    /* Rows of n bf16 numbers, src_stride of them apart, as floats; src may begin at any byte. */
+    void (*widen)(float *dst, int64_t dst_stride, const void *src, int64_t src_stride, int32_t rows, int32_t n);
+    /* dst[i] = x[i] * factor as bf16, to nearest even, n of them; without alignment. As fmlai_store_f32. */
+    void (*narrow)(void *dst, const float *x, float factor, int32_t n);
     /* s to P = 2^(s * scale2 - lse2), ds (which holds dO.v) to dS = P * (ds - delta), both [t * row_stride + r],
      * exactly 0 where row r does not see token t. lse2 and delta have an entry per row, or (by_token) per token. */
     void (*gradients)(float *s, float *ds, float scale2, const float *lse2, const float *delta, bool by_token,
                       const int32_t *visible, int32_t rows, int32_t tokens);
-    /* The sum of the squares of n floats, n a multiple of 16. */
-    double (*squares)(const float *x, int32_t n);
+    /* The sums of the squares of rows of n floats, n a multiple of 16. */
+    void (*squares)(double *sums, const float *x, int64_t stride, int32_t rows, int32_t n);
     /* RoPE as docs/numerics.md defines it: x0 = fma(x0, c, -(x1 s)), x1 = fma(x0, s, x1 c), rounded to bf16, of `pairs`
      * pairs: dims 2 i and 2 i + 1, or (neox) i and i + pairs. Cosines, then sines. */
     void (*rotate)(float *x, const float *cos_sin, int32_t pairs, bool neox);
+    /* The conjugate: x0 c + x1 s, x1 c - x0 s, in float64, rounded to float once. */
+    void (*unrotate)(float *x, const float *cos_sin, int32_t pairs, bool neox);
 } fmlai_tile_kernels;
 
 /* Tiers: each fills all entries of f32, and of bf16 where it has something better. */

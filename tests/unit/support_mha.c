@@ -59,6 +59,15 @@ static void randomize(const fmlai_packed *t, int64_t tokens, int32_t heads, int3
     }
 }
 
+static int32_t longest(const int32_t *lengths, int32_t count)
+{
+    int32_t most = 1;
+    for (int32_t i = 0; i < count; i++) {
+        most = lengths[i] > most ? lengths[i] : most;
+    }
+    return most;
+}
+
 void mha_make(mha_problem *m, const mha_shape *s)
 {
     fmlai_mha *p = &m->p;
@@ -72,8 +81,8 @@ void mha_make(mha_problem *m, const mha_shape *s)
     *p = (fmlai_mha){.batch = s->batch,
                      .total_q = m->cu_q[s->batch],
                      .total_kv = m->cu_kv[s->batch],
-                     .max_seqlen_q = 1,
-                     .max_seqlen_kv = 1,
+                     .max_seqlen_q = longest(s->q_lens, s->batch),
+                     .max_seqlen_kv = longest(s->kv_lens, s->batch),
                      .cu_seqlens_q = s->no_cu ? NULL : m->cu_q,
                      .cu_seqlens_kv = s->no_cu ? NULL : m->cu_kv,
                      .h_q = s->h_q,

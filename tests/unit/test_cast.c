@@ -150,13 +150,47 @@ static void the_cpu_s_cast_equals_the_rule(void **state)
     }
 }
 
+/* The same of rows of groups, of which some are not finite. */
+static void rows_are_cast_group_by_group(void **state)
+{
+    static const float odd[] = {NAN, INFINITY, -INFINITY, 0.0f, -0.0f, 3.4e38f};
+    enum { GROUPS = 35, STRIDE = 40 };
+    uint64_t seed = 171;
+    (void)state;
+    for (int i = 0; i < 500; i++) {
+        float x[GROUPS * 32];
+        uint8_t codes[GROUPS * STRIDE], expected[GROUPS * STRIDE], scales[GROUPS], groups = (uint8_t)(i % (GROUPS + 1));
+        for (int g = 0; g < GROUPS; g++) {
+            int low = (int)(test_random(&seed) % 240) - 125;
+            for (int j = 0; j < 32; j++) {
+                x[32 * g + j] = test_random_bf16(&seed, low, low + (int)(test_random(&seed) % 14));
+                x[32 * g + j] *= j % 3 == 0 ? 1.0f : test_random_unit(&seed);
+            }
+            if (test_random(&seed) % 9 == 0) {
+                x[32 * g + (int)(test_random(&seed) % 32)] = odd[test_random(&seed) % 6];
+            }
+        }
+        for (const fmla_isa *isa = cpu_isas(); *isa != FMLA_ISA_AUTO; isa++) {
+            fmlai_cpu *cpu = cpu_open(*isa, 1);
+            memset(codes, 0xA5, sizeof codes);
+            memset(expected, 0xA5, sizeof expected);
+            cpu->quant.cast_row(x, groups, codes, STRIDE, scales);
+            for (int g = 0; g < groups; g++) {
+                assert_int_equal(scales[g], fmlai_fp8_cast_group(x + 32 * g, 32, expected + STRIDE * g));
+            }
+            assert_memory_equal(codes, expected, sizeof codes);
+            cpu_close(cpu);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(scale_bytes_at_their_edges),        cmocka_unit_test(c093_zero_groups_have_the_smallest_scale),
         cmocka_unit_test(nan_stays_an_element_s_own_matter), cmocka_unit_test(infinity_makes_the_group_nan),
         cmocka_unit_test(random_groups_equal_the_rule),      cmocka_unit_test(doubles_are_not_rounded_to_float_first),
-        cmocka_unit_test(the_cpu_s_cast_equals_the_rule),
+        cmocka_unit_test(the_cpu_s_cast_equals_the_rule),    cmocka_unit_test(rows_are_cast_group_by_group),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

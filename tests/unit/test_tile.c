@@ -453,6 +453,27 @@ static void promise_8_rows_do_not_depend_on_their_block(void **state)
     for_each_table(bits_of);
 }
 
+/* pack_turned gives what pack_weights gives. */
+static void same_if_turned(fixture *f, const float *w)
+{
+    const fmlai_tile_kernels *k = f->k;
+    int32_t lanes = fmlai_tile_lanes(f->rows), stride = fmlai_tile_lanes(f->tokens);
+    size_t size = (size_t)(f->rows * f->d) * sizeof(float);
+    float *turned = memory((size_t)(f->rows * stride) * sizeof(float)), *direct = memory(size);
+    for (int32_t i = 0; i < f->rows * stride; i++) {
+        turned[i] = i % stride < f->tokens ? w[i % stride * lanes + i / stride] : NAN;
+    }
+    k->pack_weights(f->packed_weights, w, f->rows, f->tokens);
+    k->accumulate(f->packed_sums, f->packed_weights, f->tile, f->stride, NULL, NULL, f->rows, f->tokens, f->d);
+    k->unpack(direct, f->d, f->packed_sums, f->rows, 0, f->rows, f->d);
+    k->pack_turned(f->packed_weights, turned, stride, f->rows, f->tokens);
+    k->accumulate(f->packed_sums, f->packed_weights, f->tile, f->stride, NULL, NULL, f->rows, f->tokens, f->d);
+    k->unpack(f->result, f->d, f->packed_sums, f->rows, 0, f->rows, f->d);
+    assert_memory_equal(direct, f->result, size);
+    free(direct);
+    free(turned);
+}
+
 /* Weights given by a caller, against float64; weights of unseen tokens are zero, as the contract says. */
 static void given_weights_of(const fmlai_tile_kernels *k)
 {
@@ -469,6 +490,7 @@ static void given_weights_of(const fmlai_tile_kernels *k)
         for (int32_t r = 0; r < FMLAI_TILE_ROWS; r++) {
             alpha[r] = test_random_unit(&seed);
         }
+        same_if_turned(&f, w);
         k->pack_weights(f.packed_weights, w, rows, tokens);
         k->accumulate(f.packed_sums, f.packed_weights, f.tile, f.stride, NULL, NULL, rows, tokens, f.d);
         k->accumulate(f.packed_sums, f.packed_weights, f.tile, f.stride, alpha, NULL, rows, tokens, f.d);

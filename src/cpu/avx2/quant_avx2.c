@@ -405,6 +405,13 @@ static uint8_t cast(const float *x, int32_t n, uint8_t *codes)
     return (uint8_t)(127 + e);
 }
 
+static void cast_row(const float *x, int32_t groups, uint8_t *codes, int64_t code_stride, uint8_t *scales)
+{
+    for (int32_t g = 0; g < groups; g++) {
+        scales[g] = cast(x + g * 32, 32, codes + g * code_stride);
+    }
+}
+
 static void set_readers(fmlai_quant_kernels *k, fmla_kv_format format, fmlai_expand exact, fmlai_expand f32,
                         fmlai_expand bf16)
 {
@@ -425,4 +432,5 @@ void fmlai_quant_init_avx2(fmlai_quant_kernels *k)
     set_readers(k, FMLA_KV_V41_FP4_PAGE, exact_v41_fp4, f32_v41_fp4, bf16_v41_fp4);
     k->write = write_token;
     k->cast = cast;
+    k->cast_row = cast_row;
 }

@@ -72,6 +72,25 @@ static void pack_weights(void *packed_weights, const float *w, int32_t rows, int
     }
 }
 
+static void pack_turned(void *packed_weights, const float *w, int64_t w_stride, int32_t rows, int32_t tokens)
+{
+    int32_t lanes = fmlai_tile_lanes(rows);
+    int64_t stride = weights_stride(rows);
+    for (int32_t r = 0; r < lanes; r += LANES) {
+        float *dst = (float *)packed_weights + r;
+        const float *from = w + r * w_stride;
+        int32_t t = 0;
+        for (; r + LANES <= rows && t + LANES <= tokens; t += LANES) {
+            transpose(dst + t * stride, stride, from + t, w_stride);
+        }
+        for (; t < tokens; t++) {
+            for (int32_t i = 0; i < LANES; i++) {
+                dst[t * stride + i] = r + i < rows ? from[i * w_stride + t] : 0.0f;
+            }
+        }
+    }
+}
+
 static void unpack(float *dst, int64_t dst_stride, const void *packed_sums, int32_t rows, int32_t first,
                    int32_t count, int32_t d)
 {
@@ -100,13 +119,18 @@ void fmlai_tile_init_avx2(fmlai_tile_kernels *f32, fmlai_tile_kernels *bf16)
         .scores = fmlak_tile_scores_avx2,
         .softmax = fmlak_tile_softmax_avx2,
         .pack_weights = pack_weights,
+        .pack_turned = pack_turned,
         .accumulate = fmlak_tile_accumulate_avx2,
         .unpack = unpack,
+        .begin = fmlak_tile_begin_avx2,
         .fold = fmlak_tile_fold_avx2,
         .finish = fmlak_tile_finish_avx2,
+        .widen = fmlak_tile_widen_avx2,
+        .narrow = fmlak_tile_narrow_avx2,
         .gradients = fmlak_tile_gradients_avx2,
         .squares = fmlak_tile_squares_avx2,
         .rotate = fmlak_tile_rotate_avx2,
+        .unrotate = fmlak_tile_unrotate_avx2,
     };
     *bf16 = *f32;
 }

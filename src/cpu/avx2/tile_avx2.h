@@ -57,11 +57,16 @@ void fmlak_tile_softmax_avx2(fmlai_softmax_state *state, float *alpha, void *pac
 void fmlak_tile_accumulate_avx2(void *packed_sums, const void *packed_weights, const void *tile,
                                 int64_t tile_stride, const float *alpha, const int32_t *visible, int32_t rows,
                                 int32_t tokens, int32_t d);
+void fmlak_tile_begin_avx2(double *sums, const float *x, int32_t n);
 void fmlak_tile_fold_avx2(double *sums, const float *x, double keep, double join, int32_t n);
 void fmlak_tile_finish_avx2(float *dst, const double *sums, double factor, int32_t n);
+void fmlak_tile_widen_avx2(float *dst, int64_t dst_stride, const void *src, int64_t src_stride, int32_t rows,
+                           int32_t n);
+void fmlak_tile_narrow_avx2(void *dst, const float *x, float factor, int32_t n);
 void fmlak_tile_gradients_avx2(float *s, float *ds, float scale2, const float *lse2, const float *delta,
                                bool by_token, const int32_t *visible, int32_t rows, int32_t tokens);
-double fmlak_tile_squares_avx2(const float *x, int32_t n);
+void fmlak_tile_squares_avx2(double *sums, const float *x, int64_t stride, int32_t rows, int32_t n);
 void fmlak_tile_rotate_avx2(float *x, const float *cos_sin, int32_t pairs, bool neox);
+void fmlak_tile_unrotate_avx2(float *x, const float *cos_sin, int32_t pairs, bool neox);
 
 #endif

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* tile_rotate_avx2.c: RMS sums and RoPE of the fused operations' queries. */
+/* tile_rotate_avx2.c: RMS sums and RoPE of the fused operations' queries, conjugate RoPE of their results. */
 #include <math.h>
 
 #include "../../format/format.h"
 #include "tile_avx2.h"
 
-double fmlak_tile_squares_avx2(const float *x, int32_t n)
+static double squares_of_row(const float *x, int32_t n)
 {
     __m256d sum[4] = {_mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd()};
     double lanes[4];
@@ -17,6 +17,13 @@ double fmlak_tile_squares_avx2(const float *x, int32_t n)
     }
     _mm256_storeu_pd(lanes, _mm256_add_pd(_mm256_add_pd(sum[0], sum[1]), _mm256_add_pd(sum[2], sum[3])));
     return (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
+}
+
+void fmlak_tile_squares_avx2(double *sums, const float *x, int64_t stride, int32_t rows, int32_t n)
+{
+    for (int32_t r = 0; r < rows; r++) {
+        sums[r] = squares_of_row(x + r * stride, n);
+    }
 }
 
 /* Nearest bf16, ties to even, as float; NaN stays NaN. */
@@ -55,5 +62,28 @@ void fmlak_tile_rotate_avx2(float *x, const float *cos_sin, int32_t pairs, bool 
         float x0 = *at, x1 = *next, c = cos_sin[i], s = cos_sin[pairs + i];
         *at = fmlai_f32_from_bf16(fmlai_bf16_from_f32(fmaf(x0, c, -(x1 * s))));
         *next = fmlai_f32_from_bf16(fmlai_bf16_from_f32(fmaf(x0, s, x1 * c)));
+    }
+}
+
+/* Products of floats are exact in float64, so it does not matter how they are added. */
+void fmlak_tile_unrotate_avx2(float *x, const float *cos_sin, int32_t pairs, bool neox)
+{
+    int32_t i = 0;
+    for (; i + 4 <= pairs; i += 4) {
+        __m256d c = _mm256_cvtps_pd(_mm_loadu_ps(cos_sin + i)), s = _mm256_cvtps_pd(_mm_loadu_ps(cos_sin + pairs + i));
+        float *at = neox ? x + i : x + 2 * i, *next = neox ? at + pairs : at + 4;
+        __m128 a = _mm_loadu_ps(at), b = _mm_loadu_ps(next);
+        __m256d o0 = _mm256_cvtps_pd(neox ? a : _mm_shuffle_ps(a, b, 0x88));
+        __m256d o1 = _mm256_cvtps_pd(neox ? b : _mm_shuffle_ps(a, b, 0xDD));
+        __m128 first = _mm256_cvtpd_ps(_mm256_fmadd_pd(o0, c, _mm256_mul_pd(o1, s)));
+        __m128 second = _mm256_cvtpd_ps(_mm256_fmsub_pd(o1, c, _mm256_mul_pd(o0, s)));
+        _mm_storeu_ps(at, neox ? first : _mm_unpacklo_ps(first, second));
+        _mm_storeu_ps(next, neox ? second : _mm_unpackhi_ps(first, second));
+    }
+    for (; i < pairs; i++) {
+        float *at = neox ? x + i : x + 2 * i, *next = neox ? at + pairs : at + 1;
+        double c = cos_sin[i], s = cos_sin[pairs + i], o0 = *at, o1 = *next;
+        *at = (float)(o0 * c + o1 * s);
+        *next = (float)(o1 * c - o0 * s);
     }
 }

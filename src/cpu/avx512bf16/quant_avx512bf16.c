@@ -12,6 +12,7 @@
  * VDPBF16PS and the bf16 conversions take subnormal numbers for zero, so neither is used here.
  */
 #include "../quant/walk.h"
+#include "cast_avx512bf16.h"
 #include "simd_avx512bf16.h"
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
@@ -281,4 +282,5 @@ void fmlai_quant_init_avx512bf16(fmlai_quant_kernels *k)
     k->expand_bf16[FMLA_KV_V41_PAGE] = expand_v41;
     k->expand_bf16[FMLA_KV_V41_FP4] = expand_v41_fp4;
     k->expand_bf16[FMLA_KV_V41_FP4_PAGE] = expand_v41_fp4;
+    k->cast_row = fmlak_cast_row_avx512bf16;
 }

@@ -21,6 +21,14 @@ static inline __m512i emulated_cvtepu8_epi32(__m128i bytes)
 }
 #define _mm512_cvtepu8_epi32(bytes) emulated_cvtepu8_epi32(bytes)
 
+static inline __m512i emulated_cvtepu16_epi32(__m256i halves)
+{
+    __m256i low = _mm256_cvtepu16_epi32(_mm256_castsi256_si128(halves));
+    __m256i high = _mm256_cvtepu16_epi32(_mm256_extracti128_si256(halves, 1));
+    return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+}
+#define _mm512_cvtepu16_epi32(halves) emulated_cvtepu16_epi32(halves)
+
 static inline __m512i emulated_cvtepu16_epi64(__m128i words)
 {
     __m256i low = _mm256_cvtepu16_epi64(words), high = _mm256_cvtepu16_epi64(_mm_unpackhi_epi64(words, words));
@@ -51,6 +59,22 @@ static inline __m256 emulated_cvtpd_ps(__m512d x)
     return _mm256_insertf128_ps(_mm256_castps128_ps256(low), high, 1);
 }
 #define _mm512_cvtpd_ps(x) emulated_cvtpd_ps(x)
+
+/* The lower half, and the lowest byte, of every lane. */
+static inline __m256i emulated_cvtepi32_epi16(__m512i x)
+{
+    __m512i words = _mm512_and_si512(x, _mm512_set1_epi32(0xFFFF));
+    __m256i low = _mm512_castsi512_si256(words), high = _mm512_extracti64x4_epi64(words, 1);
+    return _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xD8);
+}
+#define _mm512_cvtepi32_epi16(x) emulated_cvtepi32_epi16(x)
+
+static inline __m128i emulated_cvtepi32_epi8(__m512i x)
+{
+    __m256i halves = emulated_cvtepi32_epi16(_mm512_and_si512(x, _mm512_set1_epi32(0xFF)));
+    return _mm_packus_epi16(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
+}
+#define _mm512_cvtepi32_epi8(x) emulated_cvtepi32_epi8(x)
 #else
 #include <immintrin.h>
 #endif

@@ -26,16 +26,13 @@ static size_t packed_sums_bytes(int32_t rows, int32_t d)
 /* Dims k..k+31 of a row as 16 pairs; those from d on are zero. */
 static __m512i load_pairs(const float *row, int32_t k, int32_t d)
 {
-    const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
-    const __m512i odd = _mm512_set_epi32(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
     float tail[UNIT_DIMS] = {0.0f};
     const float *from = row + k;
     if (d - k < UNIT_DIMS) {
         memcpy(tail, from, (size_t)(d - k) * sizeof(float));
         from = tail;
     }
-    __m512 a = _mm512_loadu_ps(from), b = _mm512_loadu_ps(from + LANES);
-    return pair_up(_mm512_permutex2var_ps(a, even, b), _mm512_permutex2var_ps(a, odd, b));
+    return two_in_order(_mm512_loadu_ps(from), _mm512_loadu_ps(from + LANES));
 }
 
 void fmlak_pack_rows_avx512bf16(void *packed, const float *src, int64_t src_stride, int32_t rows, int32_t d,
@@ -78,6 +75,34 @@ static void pack_weights(void *packed_weights, const float *w, int32_t rows, int
     }
 }
 
+/* Tokens t..t+31 of a row as 16 pairs; those from `tokens` on are zero. */
+static inline __m512i turn_pairs(const float *row, int32_t t, int32_t tokens)
+{
+    uint32_t some = tokens - t < UNIT_DIMS ? (1u << (tokens - t)) - 1 : UINT32_MAX;
+    __m512 first = _mm512_loadu_ps(row + t), second = _mm512_setzero_ps();
+    if (some >> LANES) {
+        second = _mm512_maskz_mov_ps((__mmask16)(some >> LANES), _mm512_loadu_ps(row + t + LANES));
+    }
+    return two_in_order(_mm512_maskz_mov_ps((__mmask16)some, first), second);
+}
+
+static void pack_turned(void *packed_weights, const float *w, int64_t w_stride, int32_t rows, int32_t tokens)
+{
+    for (int32_t r = 0; r < rows; r += LANES) {
+        int32_t *dst = (int32_t *)packed_weights + r, pairs = pairs_of(tokens);
+        for (int32_t p = 0; p < pairs; p += LANES) {
+            __m512i x[LANES];
+            for (int32_t i = 0; i < LANES; i++) {
+                x[i] = r + i < rows ? turn_pairs(w + (r + i) * w_stride, 2 * p, tokens) : _mm512_setzero_si512();
+            }
+            transpose_16(x);
+            for (int32_t i = 0; i < LANES && p + i < pairs; i++) {
+                _mm512_store_si512(dst + (p + i) * weights_stride(rows), x[i]);
+            }
+        }
+    }
+}
+
 /* The two vectors of a unit as its 32 dims in order. */
 static void restore_unit(float *dst, const float *sums)
 {
@@ -111,7 +136,6 @@ void fmlai_tile_init_avx512bf16(fmlai_tile_kernels *f32, fmlai_tile_kernels *bf1
 {
     const fmlai_tile_kernels below = *f32;
     *f32 = fmlak_tile_f32_avx512bf16;
-    f32->squares = below.squares;
     f32->rotate = below.rotate;
     *bf16 = (fmlai_tile_kernels){
         .name = "avx512bf16",
@@ -124,14 +148,19 @@ void fmlai_tile_init_avx512bf16(fmlai_tile_kernels *f32, fmlai_tile_kernels *bf1
         .scores = fmlak_tile_scores_avx512bf16,
         .softmax = fmlak_tile_softmax_avx512bf16,
         .pack_weights = pack_weights,
+        .pack_turned = pack_turned,
         .accumulate = fmlak_tile_accumulate_avx512bf16,
         .scores_of_parts = fmlak_tile_scores_of_parts_avx512bf16,
         .accumulate_parts = fmlak_tile_accumulate_parts_avx512bf16,
         .unpack = unpack,
+        .begin = fmlak_tile_begin_avx512bf16,
         .fold = fmlak_tile_fold_avx512bf16,
         .finish = fmlak_tile_finish_avx512bf16,
+        .widen = fmlak_tile_widen_avx512bf16,
+        .narrow = fmlak_tile_narrow_avx512bf16,
         .gradients = fmlak_tile_gradients_avx512bf16,
-        .squares = below.squares,
+        .squares = fmlak_tile_squares_avx512bf16,
         .rotate = below.rotate,
+        .unrotate = fmlak_tile_unrotate_avx512bf16,
     };
 }

@@ -82,6 +82,14 @@ static inline __m512i pair_up(__m512 low, __m512 high)
     return _mm512_or_si512(upper, _mm512_srli_epi32(emulated_round(low), 16));
 }
 
+/* Two vectors rounded to bf16, one after the other. */
+static inline __m512i two_in_order(__m512 first, __m512 second)
+{
+    const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+    const __m512i odd = _mm512_set_epi32(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+    return pair_up(_mm512_permutex2var_ps(first, even, second), _mm512_permutex2var_ps(first, odd, second));
+}
+
 #else
 
 static inline __m512 dot(__m512 sum, __m512i a, __m512i b)
@@ -94,6 +102,11 @@ static inline __m512i pair_up(__m512 low, __m512 high)
     const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23,
                                            7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     return _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+}
+
+static inline __m512i two_in_order(__m512 first, __m512 second)
+{
+    return (__m512i)_mm512_cvtne2ps_pbh(second, first);
 }
 
 #endif
@@ -254,10 +267,17 @@ void fmlak_tile_accumulate_avx512bf16(void *packed_sums, const void *packed_weig
                                       int32_t rows, int32_t tokens, int32_t d);
 
 /* For tiles of both kinds. */
+void fmlak_tile_begin_avx512bf16(double *sums, const float *x, int32_t n);
 void fmlak_tile_fold_avx512bf16(double *sums, const float *x, double keep, double join, int32_t n);
 void fmlak_tile_finish_avx512bf16(float *dst, const double *sums, double factor, int32_t n);
+void fmlak_tile_widen_avx512bf16(float *dst, int64_t dst_stride, const void *src, int64_t src_stride, int32_t rows,
+                                 int32_t n);
+void fmlak_tile_narrow_avx512bf16(void *dst, const float *x, float factor, int32_t n);
 void fmlak_tile_gradients_avx512bf16(float *s, float *ds, float scale2, const float *lse2, const float *delta,
                                      bool by_token, const int32_t *visible, int32_t rows, int32_t tokens);
+
+void fmlak_tile_squares_avx512bf16(double *sums, const float *x, int64_t stride, int32_t rows, int32_t n);
+void fmlak_tile_unrotate_avx512bf16(float *x, const float *cos_sin, int32_t pairs, bool neox);
 
 /* f32 tiles: tile_f32_avx512bf16.c and its kernels. */
 extern const fmlai_tile_kernels fmlak_tile_f32_avx512bf16;

@@ -62,6 +62,23 @@ static void pack_weights(void *packed_weights, const float *w, int32_t rows, int
     }
 }
 
+static void pack_turned(void *packed_weights, const float *w, int64_t w_stride, int32_t rows, int32_t tokens)
+{
+    for (int32_t r = 0; r < rows; r += LANES) {
+        float *dst = (float *)packed_weights + r;
+        for (int32_t t = 0; t < tokens; t += LANES) {
+            __m512i x[LANES];
+            for (int32_t i = 0; i < LANES; i++) {
+                x[i] = r + i < rows ? _mm512_load_si512(w + (r + i) * w_stride + t) : _mm512_setzero_si512();
+            }
+            transpose_16(x);
+            for (int32_t i = 0; i < LANES && t + i < tokens; i++) {
+                _mm512_store_si512(dst + (t + i) * weights_stride(rows), x[i]);
+            }
+        }
+    }
+}
+
 static void unpack(float *dst, int64_t dst_stride, const void *packed_sums, int32_t rows, int32_t first,
                    int32_t count, int32_t d)
 {
@@ -88,9 +105,15 @@ const fmlai_tile_kernels fmlak_tile_f32_avx512bf16 = {
     .scores = fmlak_tile_scores_f32_avx512bf16,
     .softmax = fmlak_tile_softmax_f32_avx512bf16,
     .pack_weights = pack_weights,
+    .pack_turned = pack_turned,
     .accumulate = fmlak_tile_accumulate_f32_avx512bf16,
     .unpack = unpack,
+    .begin = fmlak_tile_begin_avx512bf16,
     .fold = fmlak_tile_fold_avx512bf16,
     .finish = fmlak_tile_finish_avx512bf16,
+    .widen = fmlak_tile_widen_avx512bf16,
+    .narrow = fmlak_tile_narrow_avx512bf16,
     .gradients = fmlak_tile_gradients_avx512bf16,
+    .squares = fmlak_tile_squares_avx512bf16,
+    .unrotate = fmlak_tile_unrotate_avx512bf16,
 };

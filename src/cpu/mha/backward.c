@@ -1,20 +1,30 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * backward.c: gradients of dense multi-head attention, in two passes of independent tasks:
+ * backward.c: gradients of dense multi-head attention, with P = exp(scale q.k - lse), D = rowsum(dO * O),
+ * dS = P (dO.v - D):
  *
- *   1. by query rows: D = rowsum(dO * O), kept in the workspace, then dQ = scale * sum over keys of dS k
- *   2. by key rows:   dV = sum over queries of P dO, dK = scale * sum of dS q, all heads of the group in
- * order
+ *   dV = sum over queries of P dO, dK = scale * sum over queries of dS q, dQ = scale * sum over keys of dS k
  *
- * with P = exp(scale q.k - lse), dS = P (dO.v - D). Scores are computed twice, but every result is summed in
- * one place, in one order. In pass 2 rows are keys and tile tokens are queries, the last query first: then
- * causality is once more "row r sees the first visible[r] tokens". Query rows without keys, or with an
- * infinite lse, are left out of both.
+ * P and dS of a block of keys and a tile of queries have keys as rows and queries as tile tokens, the last query first:
+ * so causality is once more "row r sees the first visible[r] tokens". There are two ways through them:
+ *
+ *   one pass    a task is a head of a request: it walks the blocks of keys in ascending order, each with all tiles of
+ *               queries, and keeps dQ of all queries until the last block
+ *   two passes  where heads are too few for the workers, or sequences too long for their memory. First tasks are blocks
+ *               of queries: D, and dQ from P and dS with queries as rows; then blocks of keys: dK and dV. Five products
+ *               become seven
+ *
+ * Every result is summed in one place and in the same order either way: dQ over tiles of keys that begin anew at every
+ * block, in ascending order, dK and dV over tiles of queries from the last one down, and P and dS have the same bits
+ * with keys or queries as rows. So the bits do not depend on the number of threads. Query rows with an infinite lse are
+ * left out.
  */
 #include <math.h>
 #include <string.h>
 
 #include "mha.h"
+
+#define ONE_PASS_QUERIES 16384 /* of a request, at most: a worker keeps about 1.5 KB a query */
 
 typedef struct backward {
     const fmlai_cpu *cpu;
@@ -23,10 +33,21 @@ typedef struct backward {
     fmlai_pool queries, keys, values, dout;
     float scale2; /* scale * log2(e) */
     float *delta; /* D [h_q][total_q] */
+    float ones[FMLAI_TILE_ROWS];
     uint8_t *workspace;
     size_t worker_bytes;
     int64_t blocks;
 } backward;
+
+/* Queries of a head that meet a block of keys together, the last first. */
+typedef struct query_tile {
+    int64_t tokens[FMLAI_TILE_TOKENS_MAX];
+    float lse2[FMLAI_TILE_TOKENS_MAX], delta[FMLAI_TILE_TOKENS_MAX];
+    int32_t count;
+    fmlai_mha_tile q, dout;
+    void *dq; /* packed sums of dS k; NULL: two passes */
+    bool met; /* dq holds something */
+} query_tile;
 
 /* One worker's memory; "a" goes with d_qk, "b" with d_v. */
 typedef struct scratch {
@@ -36,13 +57,32 @@ typedef struct scratch {
     void *weights;
     void *sums_a, *sums_b;
     void *tile_a, *tile_b;
+    void *keys;        /* one pass: the block of keys as a tile of ROWS tokens */
+    query_tile *tiles; /* one pass: of a head */
 } scratch;
 
-static size_t scratch_layout(const fmlai_tile_kernels *k, const fmlai_mha *p, uint8_t *base, scratch *s)
+/* Whether heads may be tasks, by shapes: there is memory for that. */
+static bool heads_suffice(const fmlai_cpu *cpu, const fmlai_mha *p)
+{
+    return p->batch * p->h_q * 4 > (int64_t)cpu->threads * 3;
+}
+
+/* Tiles of queries that a worker keeps. */
+static int64_t most_tiles(const fmlai_cpu *cpu, const fmlai_tile_kernels *k, const fmlai_mha *p)
+{
+    int64_t queries = p->max_seqlen_q < ONE_PASS_QUERIES ? p->max_seqlen_q : ONE_PASS_QUERIES;
+    return heads_suffice(cpu, p) ? (queries + k->block_tokens - 1) / k->block_tokens : 0;
+}
+
+static size_t scratch_layout(const fmlai_cpu *cpu, const fmlai_tile_kernels *k, const fmlai_mha *p, uint8_t *base,
+                             scratch *s)
 {
     fmlai_mha_arena arena = {.base = base};
     size_t tokens = (size_t)k->block_tokens, element = k->dtype == FMLA_BF16 ? 2 : 4;
     size_t widest = (size_t)(p->d_qk > p->d_v ? p->d_qk : p->d_v);
+    size_t token_a = (size_t)fmlai_tile_stride(k->dtype, p->d_qk) * element;
+    size_t token_b = (size_t)fmlai_tile_stride(k->dtype, p->d_v) * element;
+    int64_t tiles = most_tiles(cpu, k, p);
     s->rows = fmlai_mha_take(&arena, FMLAI_MHA_ROWS * widest * sizeof(float));
     s->others = fmlai_mha_take(&arena, FMLAI_MHA_ROWS * widest * sizeof(float));
     s->packed_a = fmlai_mha_take(&arena, k->packed_rows_bytes(FMLAI_MHA_ROWS, p->d_qk));
@@ -52,8 +92,19 @@ static size_t scratch_layout(const fmlai_tile_kernels *k, const fmlai_mha *p, ui
     s->weights = fmlai_mha_take(&arena, k->packed_weights_bytes(FMLAI_MHA_ROWS, k->block_tokens));
     s->sums_a = fmlai_mha_take(&arena, k->packed_sums_bytes(FMLAI_MHA_ROWS, p->d_qk));
     s->sums_b = fmlai_mha_take(&arena, k->packed_sums_bytes(FMLAI_MHA_ROWS, p->d_v));
-    s->tile_a = fmlai_mha_take(&arena, tokens * (size_t)fmlai_tile_stride(k->dtype, p->d_qk) * element);
-    s->tile_b = fmlai_mha_take(&arena, tokens * (size_t)fmlai_tile_stride(k->dtype, p->d_v) * element);
+    s->tile_a = fmlai_mha_take(&arena, tokens * token_a);
+    s->tile_b = fmlai_mha_take(&arena, tokens * token_b);
+    s->keys = fmlai_mha_take(&arena, FMLAI_MHA_ROWS * token_a);
+    s->tiles = fmlai_mha_take(&arena, (size_t)tiles * sizeof(query_tile));
+    for (int64_t i = 0; i < tiles; i++) {
+        void *q = fmlai_mha_take(&arena, tokens * token_a), *dout = fmlai_mha_take(&arena, tokens * token_b);
+        void *dq = fmlai_mha_take(&arena, k->packed_sums_bytes(k->block_tokens, p->d_qk));
+        if (base) {
+            s->tiles[i].q.data = q;
+            s->tiles[i].dout.data = dout;
+            s->tiles[i].dq = dq;
+        }
+    }
     return arena.used;
 }
 
@@ -66,30 +117,38 @@ size_t fmlai_cpu_mha_backward_workspace(const void *state, const fmlai_mha *p)
 {
     const fmlai_cpu *cpu = state;
     scratch s;
-    return delta_bytes(p) + scratch_layout(fmlai_mha_kernels(cpu, p), p, NULL, &s) * (size_t)cpu->threads;
+    return delta_bytes(p) + scratch_layout(cpu, fmlai_mha_kernels(cpu, p), p, NULL, &s) * (size_t)cpu->threads;
 }
 
-static float lse_at(const fmlai_mha *p, int64_t token, int32_t head)
+static float lse2_at(const fmlai_mha *p, int64_t token, int32_t head)
 {
-    return fmlai_load_f32(p->lse.data, p->lse.dtype, token * p->lse.stride[0] + head * p->lse.stride[1]);
+    return fmlai_load_f32(p->lse.data, p->lse.dtype, token * p->lse.stride[0] + head * p->lse.stride[1]) *
+           (float)M_LOG2E;
 }
 
-/* ---- pass 1: rows are queries ------------------------------------------------------------------------ */
-
-/* D of a block's rows, from dO in s->others and O, which is loaded into s->rows. */
-static void block_delta(const backward *b, const scratch *s, int64_t token, int32_t head, int32_t rows,
-                        float *delta)
+/* D of queries token..token+rows-1; leaves dO in s->others. */
+static void find_delta(const backward *b, const scratch *s, int64_t token, int32_t head, int32_t rows)
 {
     const fmlai_mha *p = b->p;
-    fmlai_mha_load(s->rows, &p->out, token, head, rows, p->d_v);
+    fmlai_mha_load(b->k, s->others, &p->dout, token, head, rows, p->d_v);
+    fmlai_mha_load(b->k, s->rows, &p->out, token, head, rows, p->d_v);
     for (int32_t r = 0; r < rows; r++) {
         double sum = 0.0;
         for (int32_t d = 0; d < p->d_v; d++) {
             sum += (double)s->rows[(int64_t)r * p->d_v + d] * (double)s->others[(int64_t)r * p->d_v + d];
         }
-        delta[r] = (float)sum;
         b->delta[head * p->total_q + token + r] = (float)sum;
     }
+}
+
+/* ---- two passes: rows are queries -------------------------------------------------------------------- */
+
+/* Tiles of keys begin anew with every block: as in one pass. */
+static int32_t keys_of_tile(const backward *b, int64_t first, int64_t seen)
+{
+    int64_t block = FMLAI_MHA_ROWS - first % FMLAI_MHA_ROWS, count = b->k->block_tokens;
+    count = count < block ? count : block;
+    return (int32_t)(count < seen - first ? count : seen - first);
 }
 
 static void query_block(const backward *b, const scratch *s, const fmlai_mha_block *block, int32_t head)
@@ -101,25 +160,24 @@ static void query_block(const backward *b, const scratch *s, const fmlai_mha_blo
     int64_t token = queries.begin + block->first;
     int64_t seen_first = p->causal ? keys.count - queries.count + block->first + 1 : keys.count;
     int64_t seen = p->causal ? seen_first + block->rows - 1 : keys.count;
-    int32_t kv_head = head / (p->h_q / p->h_kv), rows = block->rows;
-    float lse2[FMLAI_TILE_ROWS] = {0}, delta[FMLAI_TILE_ROWS] = {0}, ones[FMLAI_TILE_ROWS];
+    int32_t kv_head = head / (p->h_q / p->h_kv), rows = block->rows, count;
+    float lse2[FMLAI_TILE_ROWS] = {0}, delta[FMLAI_TILE_ROWS] = {0};
     int32_t visible[FMLAI_TILE_ROWS] = {0};
     int64_t tokens[FMLAI_TILE_TOKENS_MAX];
     fmlai_mha_tile k_tile, v_tile;
 
-    fmlai_mha_load(s->others, &p->dout, token, head, rows, p->d_v);
-    block_delta(b, s, token, head, rows, delta);
-    fmlai_mha_load(s->rows, &p->q, token, head, rows, p->d_qk);
+    find_delta(b, s, token, head, rows);
+    fmlai_mha_load(k, s->rows, &p->q, token, head, rows, p->d_qk);
     k->pack_rows(s->packed_a, s->rows, p->d_qk, rows, p->d_qk);
     k->pack_rows(s->packed_b, s->others, p->d_v, rows, p->d_v);
-    fmlai_mha_tile_start(k, &k_tile, s->tile_a, p->d_qk);
-    fmlai_mha_tile_start(k, &v_tile, s->tile_b, p->d_v);
-    for (int32_t r = 0; r < FMLAI_TILE_ROWS; r++) {
-        lse2[r] = r < rows ? lse_at(p, token + r, head) * (float)M_LOG2E : 0.0f;
-        ones[r] = 1.0f;
+    fmlai_mha_tile_start(k, &k_tile, s->tile_a, k->block_tokens, p->d_qk);
+    fmlai_mha_tile_start(k, &v_tile, s->tile_b, k->block_tokens, p->d_v);
+    for (int32_t r = 0; r < rows; r++) {
+        lse2[r] = lse2_at(p, token + r, head);
+        delta[r] = b->delta[head * p->total_q + token + r];
     }
-    for (int64_t first = 0; first < seen; first += k->block_tokens) {
-        int32_t count = (int32_t)(seen - first < k->block_tokens ? seen - first : k->block_tokens);
+    for (int64_t first = 0; first < seen; first += count) {
+        count = keys_of_tile(b, first, seen);
         for (int32_t t = 0; t < count; t++) {
             tokens[t] = keys.begin + first + t;
         }
@@ -133,15 +191,15 @@ static void query_block(const backward *b, const scratch *s, const fmlai_mha_blo
         k->scores(s->ds, s->packed_b, v_tile.data, v_tile.stride, rows, count, p->d_v);
         k->gradients(s->s, s->ds, b->scale2, lse2, delta, false, visible, rows, count);
         k->pack_weights(s->weights, s->ds, rows, count);
-        k->accumulate(s->sums_a, s->weights, k_tile.data, k_tile.stride, first == 0 ? NULL : ones, visible,
-                      rows, count, p->d_qk);
+        k->accumulate(s->sums_a, s->weights, k_tile.data, k_tile.stride, first == 0 ? NULL : b->ones, visible, rows,
+                      count, p->d_qk);
     }
     if (seen > 0) {
         k->unpack(s->rows, p->d_qk, s->sums_a, rows, 0, rows, p->d_qk);
     } else {
         memset(s->rows, 0, (size_t)rows * (size_t)p->d_qk * sizeof(float));
     }
-    fmlai_mha_store(&p->dq, token, head, s->rows, rows, p->d_qk, p->scale);
+    fmlai_mha_store(k, &p->dq, token, head, s->rows, rows, p->d_qk, p->scale);
 }
 
 static void query_task(void *user, int64_t i, int32_t worker)
@@ -150,34 +208,24 @@ static void query_task(void *user, int64_t i, int32_t worker)
     const fmlai_mha *p = b->p;
     fmlai_mha_block block;
     scratch s;
-    if (fmlai_mha_block_at(p->cu_seqlens_q, p->batch, p->total_q, b->blocks - 1 - i % b->blocks, &block)) {
-        scratch_layout(b->k, p, b->workspace + (size_t)worker * b->worker_bytes, &s);
+    if (fmlai_mha_block_at(p->cu_seqlens_q, p->batch, p->total_q, FMLAI_MHA_ROWS, b->blocks - 1 - i % b->blocks,
+                           &block)) {
+        scratch_layout(b->cpu, b->k, p, b->workspace + (size_t)worker * b->worker_bytes, &s);
         query_block(b, &s, &block, (int32_t)(i / b->blocks));
     }
 }
 
-/* ---- pass 2: rows are keys --------------------------------------------------------------------------- */
+/* ---- rows are keys ----------------------------------------------------------------------------------- */
 
-/* A tile's queries, the last first, with their lse and D. */
-typedef struct query_tile {
-    int64_t tokens[FMLAI_TILE_TOKENS_MAX];
-    float lse2[FMLAI_TILE_TOKENS_MAX], delta[FMLAI_TILE_TOKENS_MAX];
-    int32_t count;
-} query_tile;
-
-/*
- * Collects the next queries below *end (and not below `first`) that have a finite lse, and says how many of
- * them each key row sees. Query i sees key j if i >= j - shift.
- */
-static void collect_queries(const backward *b, fmlai_mha_span queries, int64_t first, int64_t *end,
-                            int32_t head, int64_t key, int64_t shift, int32_t rows, query_tile *tile,
-                            int32_t *visible)
+/* Collects the next queries below *end (and not below `first`) that have a finite lse. */
+static void collect_queries(const backward *b, fmlai_mha_span queries, int64_t first, int64_t *end, int32_t head,
+                            query_tile *tile)
 {
     const fmlai_mha *p = b->p;
     tile->count = 0;
     while (*end > first && tile->count < b->k->block_tokens) {
         int64_t token = queries.begin + --*end;
-        float lse2 = lse_at(p, token, head) * (float)M_LOG2E;
+        float lse2 = lse2_at(p, token, head);
         if (!isinf(lse2)) {
             tile->tokens[tile->count] = token;
             tile->lse2[tile->count] = lse2;
@@ -185,77 +233,122 @@ static void collect_queries(const backward *b, fmlai_mha_span queries, int64_t f
             tile->count++;
         }
     }
-    int32_t n = tile->count;
+    fmlai_mha_tile_fill(b->cpu, b->k, &tile->q, &b->queries, tile->tokens, tile->count, head);
+    fmlai_mha_tile_fill(b->cpu, b->k, &tile->dout, &b->dout, tile->tokens, tile->count, head);
+}
+
+/* A block of keys, packed as rows. Query i of the request, if causal, sees key j if i >= j - shift. */
+typedef struct key_rows {
+    int64_t first, shift;
+    int64_t queries; /* where the request's begin */
+    int32_t rows;
+    bool start; /* there is nothing in the sums of dK and dV yet */
+    fmlai_mha_tile tile;
+} key_rows;
+
+/* dS of the first n queries of a tile joins their dQ. */
+static void add_dq(const backward *b, const scratch *s, const key_rows *keys, query_tile *tile, int32_t n)
+{
+    const fmlai_mha *p = b->p;
+    const fmlai_tile_kernels *k = b->k;
+    int32_t lanes = fmlai_tile_lanes(keys->rows), visible[FMLAI_TILE_ROWS] = {0};
+    int64_t token_bytes = keys->tile.stride * (k->dtype == FMLA_BF16 ? 2 : 4);
+
+    memset(s->ds + n * lanes, 0, (size_t)(tile->count - n) * (size_t)lanes * sizeof(float));
+    for (int32_t at = 0, count; at < keys->rows; at += count) {
+        count = keys->rows - at < k->block_tokens ? keys->rows - at : k->block_tokens;
+        for (int32_t t = 0; t < tile->count; t++) {
+            int64_t seen = tile->tokens[t] - keys->queries + keys->shift + 1 - keys->first - at;
+            visible[t] = (int32_t)(!p->causal || seen > count ? count : seen < 0 ? 0 : seen);
+        }
+        k->pack_turned(s->weights, s->ds + at, lanes, tile->count, count);
+        k->accumulate(tile->dq, s->weights, (const uint8_t *)keys->tile.data + at * token_bytes, keys->tile.stride,
+                      tile->met ? b->ones : NULL, visible, tile->count, count, p->d_qk);
+        tile->met = true;
+    }
+}
+
+static void add_queries(const backward *b, const scratch *s, key_rows *keys, query_tile *tile)
+{
+    const fmlai_mha *p = b->p;
+    const fmlai_tile_kernels *k = b->k;
+    const float *alpha = keys->start ? NULL : b->ones;
+    int32_t visible[FMLAI_TILE_ROWS] = {0}, rows = keys->rows, n = tile->count;
+
     for (int32_t r = 0; r < rows; r++) {
-        while (p->causal && n > 0 && tile->tokens[n - 1] - queries.begin < key + r - shift) {
+        while (p->causal && n > 0 && tile->tokens[n - 1] - keys->queries < keys->first + r - keys->shift) {
             n--;
         }
         visible[r] = n;
     }
-}
-
-static void add_queries(const backward *b, const scratch *s, const query_tile *tile, const int32_t *visible,
-                        fmlai_mha_tile *q_tile, fmlai_mha_tile *do_tile, int32_t head, int32_t rows,
-                        bool start)
-{
-    const fmlai_mha *p = b->p;
-    const fmlai_tile_kernels *k = b->k;
-    float ones[FMLAI_TILE_ROWS];
-
-    for (int32_t r = 0; r < FMLAI_TILE_ROWS; r++) {
-        ones[r] = 1.0f;
+    n = visible[0];
+    if (n == 0) {
+        return;
     }
-    fmlai_mha_tile_fill(b->cpu, k, q_tile, &b->queries, tile->tokens, tile->count, head);
-    fmlai_mha_tile_fill(b->cpu, k, do_tile, &b->dout, tile->tokens, tile->count, head);
-    k->scores(s->s, s->packed_a, q_tile->data, q_tile->stride, rows, tile->count, p->d_qk);
-    k->scores(s->ds, s->packed_b, do_tile->data, do_tile->stride, rows, tile->count, p->d_v);
-    k->gradients(s->s, s->ds, b->scale2, tile->lse2, tile->delta, true, visible, rows, tile->count);
-    k->pack_weights(s->weights, s->s, rows, tile->count);
-    k->accumulate(s->sums_b, s->weights, do_tile->data, do_tile->stride, start ? NULL : ones, visible, rows,
-                  tile->count, p->d_v);
-    k->pack_weights(s->weights, s->ds, rows, tile->count);
-    k->accumulate(s->sums_a, s->weights, q_tile->data, q_tile->stride, start ? NULL : ones, visible, rows,
-                  tile->count, p->d_qk);
+    k->scores(s->s, s->packed_a, tile->q.data, tile->q.stride, rows, n, p->d_qk);
+    k->scores(s->ds, s->packed_b, tile->dout.data, tile->dout.stride, rows, n, p->d_v);
+    k->gradients(s->s, s->ds, b->scale2, tile->lse2, tile->delta, true, visible, rows, n);
+    k->pack_weights(s->weights, s->s, rows, n);
+    k->accumulate(s->sums_b, s->weights, tile->dout.data, tile->dout.stride, alpha, visible, rows, n, p->d_v);
+    k->pack_weights(s->weights, s->ds, rows, n);
+    k->accumulate(s->sums_a, s->weights, tile->q.data, tile->q.stride, alpha, visible, rows, n, p->d_qk);
+    keys->start = false;
+    if (tile->dq) {
+        add_dq(b, s, keys, tile, n);
+    }
 }
 
-static void key_block(const backward *b, const scratch *s, const fmlai_mha_block *block, int32_t kv_head)
+static void start_query_tile(const backward *b, query_tile *tile)
+{
+    fmlai_mha_tile_start(b->k, &tile->q, tile->q.data, b->k->block_tokens, b->p->d_qk);
+    fmlai_mha_tile_start(b->k, &tile->dout, tile->dout.data, b->k->block_tokens, b->p->d_v);
+}
+
+/* One pass: all tiles of the head are in s->tiles, `tiles` of them; two passes: none. */
+static void key_block(const backward *b, const scratch *s, const fmlai_mha_block *block, int32_t kv_head, int64_t tiles)
 {
     const fmlai_mha *p = b->p;
     const fmlai_tile_kernels *k = b->k;
     fmlai_mha_span queries = fmlai_mha_span_of(p->cu_seqlens_q, block->request, p->total_q);
     fmlai_mha_span keys = fmlai_mha_span_of(p->cu_seqlens_kv, block->request, p->total_kv);
     int64_t token = keys.begin + block->first, shift = keys.count - queries.count;
-    int64_t first = p->causal && block->first > shift ? block->first - shift : 0;
     int32_t group = p->h_q / p->h_kv, rows = block->rows;
-    int32_t visible[FMLAI_TILE_ROWS] = {0};
-    fmlai_mha_tile q_tile, do_tile;
-    query_tile tile;
-    bool start = true;
+    key_rows own = {.first = block->first, .shift = shift, .queries = queries.begin, .rows = rows, .start = true};
 
-    fmlai_mha_load(s->rows, &p->k, token, kv_head, rows, p->d_qk);
+    fmlai_mha_load(k, s->rows, &p->k, token, kv_head, rows, p->d_qk);
     k->pack_rows(s->packed_a, s->rows, p->d_qk, rows, p->d_qk);
-    fmlai_mha_load(s->rows, &p->v, token, kv_head, rows, p->d_v);
+    fmlai_mha_load(k, s->rows, &p->v, token, kv_head, rows, p->d_v);
     k->pack_rows(s->packed_b, s->rows, p->d_v, rows, p->d_v);
-    fmlai_mha_tile_start(k, &q_tile, s->tile_a, p->d_qk);
-    fmlai_mha_tile_start(k, &do_tile, s->tile_b, p->d_v);
-    for (int32_t head = kv_head * group; head < (kv_head + 1) * group; head++) {
-        for (int64_t end = queries.count; end > first;) {
-            collect_queries(b, queries, first, &end, head, block->first, shift, rows, &tile, visible);
-            if (tile.count > 0) {
-                add_queries(b, s, &tile, visible, &q_tile, &do_tile, head, rows, start);
-                start = false;
+    if (tiles > 0) {
+        int64_t tokens[FMLAI_MHA_ROWS];
+        for (int32_t r = 0; r < rows; r++) {
+            tokens[r] = token + r;
+        }
+        fmlai_mha_tile_start(k, &own.tile, s->keys, FMLAI_MHA_ROWS, p->d_qk);
+        fmlai_mha_tile_fill(b->cpu, k, &own.tile, &b->keys, tokens, rows, kv_head);
+        for (int64_t i = 0; i < tiles; i++) {
+            add_queries(b, s, &own, &s->tiles[i]);
+        }
+    } else {
+        int64_t first = p->causal && block->first > shift ? block->first - shift : 0;
+        query_tile tile = {.q.data = s->tile_a, .dout.data = s->tile_b};
+        start_query_tile(b, &tile);
+        for (int32_t head = kv_head * group; head < (kv_head + 1) * group; head++) {
+            for (int64_t end = queries.count; end > first;) {
+                collect_queries(b, queries, first, &end, head, &tile);
+                add_queries(b, s, &own, &tile);
             }
         }
     }
-    if (start) {
+    if (own.start) {
         memset(s->rows, 0, (size_t)rows * (size_t)p->d_qk * sizeof(float));
         memset(s->others, 0, (size_t)rows * (size_t)p->d_v * sizeof(float));
     } else {
         k->unpack(s->rows, p->d_qk, s->sums_a, rows, 0, rows, p->d_qk);
         k->unpack(s->others, p->d_v, s->sums_b, rows, 0, rows, p->d_v);
     }
-    fmlai_mha_store(&p->dk, token, kv_head, s->rows, rows, p->d_qk, p->scale);
-    fmlai_mha_store(&p->dv, token, kv_head, s->others, rows, p->d_v, 1.0f);
+    fmlai_mha_store(b->k, &p->dk, token, kv_head, s->rows, rows, p->d_qk, p->scale);
+    fmlai_mha_store(b->k, &p->dv, token, kv_head, s->others, rows, p->d_v, 1.0f);
 }
 
 static void key_task(void *user, int64_t i, int32_t worker)
@@ -265,10 +358,95 @@ static void key_task(void *user, int64_t i, int32_t worker)
     fmlai_mha_block block;
     scratch s;
     /* Here the first block is the one that most queries see. */
-    if (fmlai_mha_block_at(p->cu_seqlens_kv, p->batch, p->total_kv, i % b->blocks, &block)) {
-        scratch_layout(b->k, p, b->workspace + (size_t)worker * b->worker_bytes, &s);
-        key_block(b, &s, &block, (int32_t)(i / b->blocks));
+    if (fmlai_mha_block_at(p->cu_seqlens_kv, p->batch, p->total_kv, FMLAI_MHA_ROWS, i % b->blocks, &block)) {
+        scratch_layout(b->cpu, b->k, p, b->workspace + (size_t)worker * b->worker_bytes, &s);
+        key_block(b, &s, &block, (int32_t)(i / b->blocks), 0);
     }
+}
+
+/* ---- one pass ---------------------------------------------------------------------------------------- */
+
+/* D and tiles of all queries of a head; returns how many tiles. */
+static int64_t load_queries(const backward *b, const scratch *s, fmlai_mha_span queries, int32_t head)
+{
+    int64_t tiles = 0;
+    for (int64_t first = 0; first < queries.count; first += FMLAI_MHA_ROWS) {
+        int64_t left = queries.count - first;
+        find_delta(b, s, queries.begin + first, head, (int32_t)(left < FMLAI_MHA_ROWS ? left : FMLAI_MHA_ROWS));
+    }
+    for (int64_t end = queries.count; end > 0; tiles++) {
+        start_query_tile(b, &s->tiles[tiles]);
+        collect_queries(b, queries, 0, &end, head, &s->tiles[tiles]);
+        s->tiles[tiles].met = false;
+    }
+    return tiles;
+}
+
+/* dQ of a head, zero where no key was seen. */
+static void store_dq(const backward *b, const scratch *s, fmlai_mha_span queries, int32_t head, int64_t tiles)
+{
+    const fmlai_mha *p = b->p;
+    memset(s->others, 0, (size_t)p->d_qk * sizeof(float));
+    for (int64_t i = 0; i < queries.count; i++) {
+        if (isinf(lse2_at(p, queries.begin + i, head))) {
+            fmlai_mha_store_row(b->k, &p->dq, queries.begin + i, head, s->others, p->d_qk, p->scale);
+        }
+    }
+    for (int64_t i = 0; i < tiles; i++) {
+        const query_tile *tile = &s->tiles[i];
+        if (tile->met) {
+            b->k->unpack(s->rows, p->d_qk, tile->dq, tile->count, 0, tile->count, p->d_qk);
+        }
+        for (int32_t t = 0; t < tile->count; t++) {
+            const float *row = tile->met ? s->rows + (int64_t)t * p->d_qk : s->others;
+            if (t + FMLAI_MHA_AHEAD < tile->count) {
+                fmlai_mha_fetch(&p->dq, tile->tokens[t + FMLAI_MHA_AHEAD], head, p->d_qk);
+            }
+            fmlai_mha_store_row(b->k, &p->dq, tile->tokens[t], head, row, p->d_qk, p->scale);
+        }
+    }
+}
+
+static void head_task(void *user, int64_t i, int32_t worker)
+{
+    const backward *b = user;
+    const fmlai_mha *p = b->p;
+    fmlai_mha_block block = {.request = i % p->batch};
+    fmlai_mha_span queries = fmlai_mha_span_of(p->cu_seqlens_q, block.request, p->total_q);
+    fmlai_mha_span keys = fmlai_mha_span_of(p->cu_seqlens_kv, block.request, p->total_kv);
+    int32_t head = (int32_t)(i / p->batch);
+    scratch s;
+
+    scratch_layout(b->cpu, b->k, p, b->workspace + (size_t)worker * b->worker_bytes, &s);
+    int64_t tiles = load_queries(b, &s, queries, head);
+    for (; block.first < keys.count; block.first += FMLAI_MHA_ROWS) {
+        int64_t left = keys.count - block.first;
+        block.rows = (int32_t)(left < FMLAI_MHA_ROWS ? left : FMLAI_MHA_ROWS);
+        key_block(b, &s, &block, head, tiles);
+    }
+    store_dq(b, &s, queries, head, tiles);
+}
+
+/* Whether one pass is possible, and faster: it takes three quarters of the time if workers finish together, that is, if
+ * there are many heads for a worker, and of requests none that is much longer than the others. */
+static bool one_pass_pays(const backward *b)
+{
+    const fmlai_mha *p = b->p;
+    double all = 0.0, most = 0.0, threads = b->cpu->threads;
+    int64_t room = most_tiles(b->cpu, b->k, p) * b->k->block_tokens;
+    if (p->h_q != p->h_kv) {
+        return false;
+    }
+    for (int64_t r = 0; r < p->batch; r++) {
+        int64_t queries = fmlai_mha_span_of(p->cu_seqlens_q, r, p->total_q).count;
+        double cost = (double)queries * (double)fmlai_mha_span_of(p->cu_seqlens_kv, r, p->total_kv).count;
+        if (queries > room) {
+            return false;
+        }
+        all += cost * p->h_q;
+        most = cost > most ? cost : most;
+    }
+    return most == 0.0 || 0.75 * most * ceil(all / (most * threads)) < all / threads;
 }
 
 fmla_status fmlai_cpu_mha_backward(void *state, const fmlai_mha *p, const fmlai_call *call)
@@ -287,11 +465,18 @@ fmla_status fmlai_cpu_mha_backward(void *state, const fmlai_mha *p, const fmlai_
         .scale2 = (float)((double)p->scale * M_LOG2E),
         .delta = call->workspace,
         .workspace = (uint8_t *)call->workspace + delta_bytes(p),
-        .worker_bytes = scratch_layout(k, p, NULL, &s),
+        .worker_bytes = scratch_layout(cpu, k, p, NULL, &s),
     };
-    b.blocks = fmlai_mha_blocks(p->batch, p->total_q);
+    for (int32_t r = 0; r < FMLAI_TILE_ROWS; r++) {
+        b.ones[r] = 1.0f;
+    }
+    if (one_pass_pays(&b)) {
+        fmlai_cpu_run(cpu, p->batch * p->h_q, head_task, &b);
+        return FMLA_OK;
+    }
+    b.blocks = fmlai_mha_blocks(p->batch, p->total_q, FMLAI_MHA_ROWS);
     fmlai_cpu_run(cpu, b.blocks * p->h_q, query_task, &b);
-    b.blocks = fmlai_mha_blocks(p->batch, p->total_kv);
+    b.blocks = fmlai_mha_blocks(p->batch, p->total_kv, FMLAI_MHA_ROWS);
     fmlai_cpu_run(cpu, b.blocks * p->h_kv, key_task, &b);
     return FMLA_OK;
 }

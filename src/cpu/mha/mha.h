@@ -33,11 +33,11 @@ static inline fmlai_mha_span fmlai_mha_span_of(const int32_t *cu_seqlens, int64_
     return span;
 }
 
-/* An upper bound for the number of blocks of all requests, from shapes alone: some numbers below it are no
- * block. */
-int64_t fmlai_mha_blocks(int64_t batch, int64_t total);
+/* An upper bound for the number of blocks of `size` tokens of all requests, from shapes alone: some numbers below it
+ * are no block. */
+int64_t fmlai_mha_blocks(int64_t batch, int64_t total, int32_t size);
 /* Block number `id`; false: none. */
-bool fmlai_mha_block_at(const int32_t *cu_seqlens, int64_t batch, int64_t total, int64_t id,
+bool fmlai_mha_block_at(const int32_t *cu_seqlens, int64_t batch, int64_t total, int32_t size, int64_t id,
                         fmlai_mha_block *block);
 
 /* Kernels for a call's data, and its tensors as pools that the expand functions read. */
@@ -52,15 +52,23 @@ typedef struct fmlai_mha_tile {
 } fmlai_mha_tile;
 
 /* Clears the columns between d and the stride, which kernels may read. Once a task. */
-void fmlai_mha_tile_start(const fmlai_tile_kernels *k, fmlai_mha_tile *tile, void *data, int32_t d);
+void fmlai_mha_tile_start(const fmlai_tile_kernels *k, fmlai_mha_tile *tile, void *data, int32_t tokens, int32_t d);
 void fmlai_mha_tile_fill(const fmlai_cpu *cpu, const fmlai_tile_kernels *k, const fmlai_mha_tile *tile,
                          const fmlai_pool *pool, const int64_t *tokens, int32_t count, int32_t head);
 
-/* Rows of a packed tensor as floats [rows][d], and back. */
-void fmlai_mha_load(float *dst, const fmlai_packed *tensor, int64_t token, int32_t head, int32_t rows,
-                    int32_t d);
-void fmlai_mha_store(const fmlai_packed *tensor, int64_t token, int32_t head, const float *src, int32_t rows,
-                     int32_t d, float factor);
+/* The same tile as parts, with what kernels fetch beside it. */
+fmlai_tile_parts fmlai_mha_parts(const fmlai_tile_kernels *k, const fmlai_mha_tile *tile, fmlai_ahead *ahead);
+
+/* Rows of a packed tensor as floats [rows][d], and back, times a factor. */
+void fmlai_mha_load(const fmlai_tile_kernels *k, float *dst, const fmlai_packed *tensor, int64_t token, int32_t head,
+                    int32_t rows, int32_t d);
+void fmlai_mha_store(const fmlai_tile_kernels *k, const fmlai_packed *tensor, int64_t token, int32_t head,
+                     const float *src, int32_t rows, int32_t d, float factor);
+void fmlai_mha_store_row(const fmlai_tile_kernels *k, const fmlai_packed *tensor, int64_t token, int32_t head,
+                         const float *src, int32_t d, float factor);
+/* Rows of a head lie far apart, each on pages of its own: callers fetch them FMLAI_MHA_AHEAD rows before their turn. */
+#define FMLAI_MHA_AHEAD 8
+void fmlai_mha_fetch(const fmlai_packed *tensor, int64_t token, int32_t head, int32_t d);
 
 /* Hands out 64-byte aligned pieces of a workspace; with base NULL it only counts. */
 typedef struct fmlai_mha_arena {

@@ -9,7 +9,8 @@
 #include "../rows.h"
 #include "mqa.h"
 
-#define CAST_GROUP 32
+#define CAST_GROUP  32
+#define CAST_CHUNKS 16 /* groups at a time */
 
 /*
  * Empty partials leave the total untouched, and the first one that is not becomes it unchanged: a row whose
@@ -29,9 +30,7 @@ void fmlai_cpu_mqa_fold(const fmlai_mqa_plan *plan, fmlai_mqa_total *total, int3
     if (total->l[total_row] == 0.0) {
         total->m[total_row] = m;
         total->l[total_row] = partial->l[row];
-        for (int32_t d = 0; d < d_v; d++) {
-            o[d] = out[d];
-        }
+        plan->kernels->begin(o, out, d_v);
         return;
     }
     double m_new = isnan(m_total) || m_total > m ? m_total : m;
@@ -42,33 +41,31 @@ void fmlai_cpu_mqa_fold(const fmlai_mqa_plan *plan, fmlai_mqa_total *total, int3
     plan->kernels->fold(o, out, keep, join, d_v);
 }
 
-static void unrotate(const fmlai_mqa *p, int64_t token, float *out)
-{
-    const float *angles = fmlai_mqa_angles(&p->fused, token);
-    int32_t pairs = p->fused.rope_dim / 2, next = p->fused.rope_neox ? 1 : 2;
-    float *first = out + p->d_v - p->fused.rope_dim, *second = p->fused.rope_neox ? first + pairs : first + 1;
-    for (int32_t i = 0; i < pairs; i++, first += next, second += next) {
-        double c = angles[i], s = angles[pairs + i], o0 = *first, o1 = *second;
-        *first = (float)(o0 * c + o1 * s);
-        *second = (float)(o1 * c - o0 * s);
-    }
-}
-
 /* Codes and scale bytes of one row; chunks of 32 dims are transposed against the heads of the group. A scale
  * byte is byte chunk % 4 of a word, counted from the lowest address: rows that share words run at the same
- * time, so bytes are written, not words. */
+ * time, so bytes are written, not words. Bytes alias everything, hence the copies of what the loop needs. */
 static void cast(const fmlai_mqa_plan *plan, int64_t token, int32_t head, const float *out)
 {
     const fmlai_mqa *p = plan->p;
     const fmlai_fused *f = &p->fused;
-    int64_t group = head / f->group_heads, g = head % f->group_heads;
-    int64_t words = (int64_t)f->group_heads * p->d_v / (4 * CAST_GROUP);
-    uint8_t *codes = f->codes + (token * f->groups + group) * f->group_heads * p->d_v;
-    int32_t *scale = f->scale + token + group * words * f->scale_rows;
-    for (int64_t c = 0; c < p->d_v / CAST_GROUP; c++) {
-        int64_t chunk = c * f->group_heads + g;
-        uint8_t *byte = (uint8_t *)(scale + chunk / 4 * f->scale_rows) + chunk % 4;
-        *byte = plan->cpu->quant.cast(out + c * CAST_GROUP, CAST_GROUP, codes + chunk * CAST_GROUP);
+    const int64_t heads = f->group_heads, group = head / heads, word_bytes = f->scale_rows * 4;
+    const int32_t d_v = p->d_v, chunks = d_v / CAST_GROUP;
+    uint8_t *codes = f->codes + (token * f->groups + group) * heads * d_v;
+    uint8_t *scale = (uint8_t *)(f->scale + token + group * (heads * chunks / 4) * f->scale_rows);
+    uint8_t bytes[CAST_CHUNKS];
+    uint32_t chunk = (uint32_t)(head % heads);
+    if (group + 1 < f->groups) { /* this row's part of the lines that the next group's rows share */
+        for (int32_t at = 0; at < d_v; at += 64) {
+            __builtin_prefetch(codes + (heads + chunk) * d_v + at, 1);
+        }
+    }
+    for (int32_t c = 0; c < chunks; c += CAST_CHUNKS) {
+        int32_t count = chunks - c < CAST_CHUNKS ? chunks - c : CAST_CHUNKS;
+        plan->cpu->quant.cast_row(out + c * CAST_GROUP, count, codes + (int64_t)chunk * CAST_GROUP, heads * CAST_GROUP,
+                                  bytes);
+        for (int32_t i = 0; i < count; i++, chunk += (uint32_t)heads) {
+            scale[chunk / 4 * word_bytes + chunk % 4] = bytes[i];
+        }
     }
 }
 
@@ -109,10 +106,16 @@ void fmlai_cpu_mqa_finish(const fmlai_mqa_plan *plan, const fmlai_mqa_block *blo
         store_scalar(p, &p->max_logits, token, head, m * M_LN2 * (double)p->lse_factor);
     }
     if (p->fused.enabled) {
-        unrotate(p, token, out);
+        int32_t rope = p->fused.rope_dim;
+        plan->kernels->unrotate(out + p->d_v - rope, fmlai_mqa_angles(&p->fused, token), rope / 2, p->fused.rope_neox);
         cast(plan, token, head, out);
     }
     if (p->out.data) {
-        fmlai_row_store(p->out.data, p->out.dtype, fmlai_row_offset(&p->out, p, token, head), out, p->d_v);
+        int64_t first = fmlai_row_offset(&p->out, p, token, head);
+        if (p->out.dtype == FMLA_BF16) {
+            plan->kernels->narrow((uint16_t *)p->out.data + first, out, 1.0f, p->d_v);
+        } else {
+            fmlai_row_store(p->out.data, p->out.dtype, first, out, p->d_v);
+        }
     }
 }

@@ -49,6 +49,17 @@ static void pack_weights(void *packed_weights, const float *w, int32_t rows, int
     memcpy(packed_weights, w, packed_weights_bytes(rows, tokens));
 }
 
+static void pack_turned(void *packed_weights, const float *w, int64_t w_stride, int32_t rows, int32_t tokens)
+{
+    int32_t lanes = fmlai_tile_lanes(rows);
+    float *dst = packed_weights;
+    for (int32_t t = 0; t < tokens; t++) {
+        for (int32_t r = 0; r < lanes; r++) {
+            dst[t * lanes + r] = r < rows ? w[r * w_stride + t] : 0.0f;
+        }
+    }
+}
+
 static void unpack(float *dst, int64_t dst_stride, const void *packed_sums, int32_t rows, int32_t first,
                    int32_t count, int32_t d)
 {
@@ -239,13 +250,18 @@ void fmlai_tile_init_neon(fmlai_tile_kernels *f32, fmlai_tile_kernels *bf16)
         .scores = scores,
         .softmax = softmax,
         .pack_weights = pack_weights,
+        .pack_turned = pack_turned,
         .accumulate = accumulate,
         .unpack = unpack,
+        .begin = f32->begin,
         .fold = f32->fold, /* row by row: as the compiler vectorises them */
         .finish = f32->finish,
+        .widen = f32->widen,
+        .narrow = f32->narrow,
         .gradients = f32->gradients,
         .squares = f32->squares,
         .rotate = f32->rotate,
+        .unrotate = f32->unrotate,
     };
     *bf16 = *f32;
 }

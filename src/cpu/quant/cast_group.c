@@ -39,3 +39,10 @@ uint8_t fmlai_cpu_cast_group(const float *x, int32_t n, uint8_t *codes)
     }
     return (uint8_t)(127 + e);
 }
+
+void fmlai_cpu_cast_row(const float *x, int32_t groups, uint8_t *codes, int64_t code_stride, uint8_t *scales)
+{
+    for (int32_t g = 0; g < groups; g++) {
+        scales[g] = fmlai_cpu_cast_group(x + g * 32, 32, codes + g * code_stride);
+    }
+}

@@ -26,6 +26,8 @@ typedef struct fmlai_quant_kernels {
                   fmla_quantizer quantizer);
     /* Quantiser D: n values (32 or 128) to e4m3 codes; returns the scale byte. As fmlai_fp8_cast_group, to the bit. */
     uint8_t (*cast)(const float *x, int32_t n, uint8_t *codes);
+    /* The same of `groups` groups of 32, one after the other in x; their codes are code_stride bytes apart. */
+    void (*cast_row)(const float *x, int32_t groups, uint8_t *codes, int64_t code_stride, uint8_t *scales);
 } fmlai_quant_kernels;
 
 void fmlai_quant_init_scalar(fmlai_quant_kernels *k);
@@ -35,6 +37,7 @@ void fmlai_quant_init_neon(fmlai_quant_kernels *k);
 
 /* cast_group.c: quantiser D in loops that compilers turn into vectors. */
 uint8_t fmlai_cpu_cast_group(const float *x, int32_t n, uint8_t *codes);
+void fmlai_cpu_cast_row(const float *x, int32_t groups, uint8_t *codes, int64_t code_stride, uint8_t *scales);
 
 /* The expand function for a pool. */
 static inline fmlai_expand fmlai_expand_for(const fmlai_expand *table, const fmlai_pool *pool)

@@ -28,7 +28,9 @@ static inline fmlai_token_at fmlai_token_locate(const fmlai_pool *pool, int64_t 
 static inline fmlai_token_at fmlai_token_walk(const fmlai_pool *pool, const int64_t *slots, int32_t count,
                                               int32_t i, int64_t first, int32_t row_bytes)
 {
-    if (i + FMLAI_ROWS_AHEAD < count && slots[i + FMLAI_ROWS_AHEAD] != slots[i] + FMLAI_ROWS_AHEAD) {
+    /* Rows that lie one after the other are the processor's to fetch. */
+    bool apart = pool->token_stride >= 2 * (int64_t)row_bytes;
+    if (i + FMLAI_ROWS_AHEAD < count && (apart || slots[i + FMLAI_ROWS_AHEAD] != slots[i] + FMLAI_ROWS_AHEAD)) {
         fmlai_token_at next = fmlai_token_locate(pool, slots[i + FMLAI_ROWS_AHEAD]);
         for (int32_t b = 0; b < row_bytes; b += 64) {
             __builtin_prefetch(next.row + first + b);

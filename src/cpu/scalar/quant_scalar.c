@@ -56,4 +56,5 @@ void fmlai_quant_init_scalar(fmlai_quant_kernels *k)
     }
     k->write = fmlai_token_write;
     k->cast = fmlai_cpu_cast_group;
+    k->cast_row = fmlai_cpu_cast_row;
 }

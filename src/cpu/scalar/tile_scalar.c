@@ -100,6 +100,17 @@ static void pack_weights(void *packed_weights, const float *w, int32_t rows, int
     memcpy(packed_weights, w, packed_weights_bytes(rows, tokens));
 }
 
+static void pack_turned(void *packed_weights, const float *w, int64_t w_stride, int32_t rows, int32_t tokens)
+{
+    int32_t lanes = fmlai_tile_lanes(rows);
+    float *dst = packed_weights;
+    for (int32_t t = 0; t < tokens; t++) {
+        for (int32_t r = 0; r < lanes; r++) {
+            dst[t * lanes + r] = r < rows ? w[r * w_stride + t] : 0.0f;
+        }
+    }
+}
+
 static void accumulate(void *packed_sums, const void *packed_weights, const void *tile, int64_t tile_stride,
                        const float *alpha, const int32_t *visible, int32_t rows, int32_t tokens, int32_t d)
 {
@@ -146,13 +157,18 @@ void fmlai_tile_init_scalar(fmlai_tile_kernels *f32, fmlai_tile_kernels *bf16)
         .scores = scores,
         .softmax = softmax,
         .pack_weights = pack_weights,
+        .pack_turned = pack_turned,
         .accumulate = accumulate,
         .unpack = unpack,
+        .begin = fmlak_tile_begin_scalar,
         .fold = fmlak_tile_fold_scalar,
         .finish = fmlak_tile_finish_scalar,
+        .widen = fmlak_tile_widen_scalar,
+        .narrow = fmlak_tile_narrow_scalar,
         .gradients = fmlak_tile_gradients_scalar,
         .squares = fmlak_tile_squares_scalar,
         .rotate = fmlak_tile_rotate_scalar,
+        .unrotate = fmlak_tile_unrotate_scalar,
     };
     *bf16 = *f32;
 }
