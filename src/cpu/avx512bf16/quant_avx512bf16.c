@@ -58,8 +58,8 @@ ALWAYS_INLINE e4m3_tables e4m3_make_tables(void)
 
 /* 64 codes times powers of two, whose exponents are added to those of the values: addends of the first and the second
  * 32. Zero stays. Returns the codes that are NaN: for those it is wrong. */
-ALWAYS_INLINE __mmask64 e4m3_shifted(uint16_t *dst, const uint8_t *codes, const e4m3_tables *t, __m512i first,
-                                     __m512i second)
+ALWAYS_INLINE __m512i e4m3_shifted(uint16_t *dst, const uint8_t *codes, const e4m3_tables *t, __m512i first,
+                                   __m512i second, __m512i most)
 {
     /* So that unpacking within 128-bit lanes leaves codes in order. */
     const __m512i order = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0), sign = _mm512_set1_epi8((char)0x80);
@@ -71,7 +71,7 @@ ALWAYS_INLINE __mmask64 e4m3_shifted(uint16_t *dst, const uint8_t *codes, const 
     const __m512i size = _mm512_set1_epi16(0x7FFF);
     _mm512_storeu_si512(dst, _mm512_mask_add_epi16(a, _mm512_test_epi16_mask(a, size), a, first));
     _mm512_storeu_si512(dst + 32, _mm512_mask_add_epi16(b, _mm512_test_epi16_mask(b, size), b, second));
-    return _mm512_cmpeq_epi8_mask(_mm512_or_si512(code, sign), _mm512_set1_epi8(-1));
+    return _mm512_max_epu8(most, _mm512_or_si512(code, sign));
 }
 
 /* Scales as biased exponents, up to 16 of them: what is added to the values of their groups, twice in 32 bits. */
@@ -176,17 +176,17 @@ static void expand_v32(const fmlai_pool *pool, const int64_t *slots, int32_t cou
         memcpy(scales, at.scales, sizeof scales);
         __m128i bits = _mm_loadu_si128((const __m128i *)at.scales);
         bool powers = _mm_test_all_zeros(bits, _mm_set1_epi32((int)0x807FFFFF));
-        __mmask64 nan = 0;
+        __m512i most = _mm512_setzero_si512();
         if (make_shifts(&s, _mm512_castsi128_si512(_mm_srli_epi32(bits, 23)), 4) && powers) {
 #pragma GCC unroll 8
             for (int32_t j = 0; j < 8; j++) {
                 __m512i shift = shift_at(&s, j / 2);
-                nan |= e4m3_shifted(out + 64 * j, at.row + 64 * j, &tables, shift, shift);
+                most = e4m3_shifted(out + 64 * j, at.row + 64 * j, &tables, shift, shift, most);
             }
         } else {
-            nan = 1;
+            most = _mm512_set1_epi8(-1);
         }
-        if (nan) {
+        if (_mm512_cmpeq_epi8_mask(most, _mm512_set1_epi8(-1))) {
             e4m3_groups(out, at.row, 4, 128, scales);
         }
         memcpy(out + 512, at.row + 528, 128);
@@ -199,17 +199,17 @@ ALWAYS_INLINE void e8m0_groups(uint16_t *dst, const uint8_t *codes, const e4m3_t
 {
     shifts s;
     __m512i wide = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8((__mmask16)((1 << n) - 1), scales));
-    __mmask64 nan = 0;
+    __m512i most = _mm512_setzero_si512();
     if (make_shifts(&s, wide, n)) {
 #pragma GCC unroll 8
         for (int32_t j = 0; j < n * group / 64; j++) {
             __m512i first = shift_at(&s, 64 * j / group), second = shift_at(&s, (64 * j + 32) / group);
-            nan |= e4m3_shifted(dst + 64 * j, codes + 64 * j, tables, first, second);
+            most = e4m3_shifted(dst + 64 * j, codes + 64 * j, tables, first, second, most);
         }
     } else {
-        nan = 1;
+        most = _mm512_set1_epi8(-1);
     }
-    if (nan) {
+    if (_mm512_cmpeq_epi8_mask(most, _mm512_set1_epi8(-1))) {
         float factors[16];
         for (int32_t g = 0; g < n; g++) {
             factors[g] = fmlai_f32_from_e8m0(scales[g]);
