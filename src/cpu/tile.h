@@ -136,9 +136,10 @@ typedef struct fmlai_tile_kernels {
                             int32_t tokens, int32_t d);
     void (*accumulate_parts)(void *packed_sums, const void *packed_weights, const fmlai_tile_parts *tile,
                              const float *alpha, const int32_t *visible, int32_t rows, int32_t tokens, int32_t d);
-    /* Rows first..first+count-1 of the `rows` that accumulate was given, as floats [count][dst_stride]. */
-    void (*unpack)(float *dst, int64_t dst_stride, const void *packed_sums, int32_t rows, int32_t first, int32_t count,
-                   int32_t d);
+    /* Rows first..first+count-1 of the `rows` that accumulate was given, as floats [count][dst_stride]. next, if not
+     * NULL: sums whose same rows will be asked for next. */
+    void (*unpack)(float *dst, int64_t dst_stride, const void *packed_sums, const void *next, int32_t rows,
+                   int32_t first, int32_t count, int32_t d);
     /* sums[i] = x[i], n of them; without alignment, as all that follow. */
     void (*begin)(double *sums, const float *x, int32_t n);
     /* sums[i] = sums[i] * keep + x[i] * join, n of them; without alignment. */

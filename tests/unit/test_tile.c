@@ -231,7 +231,7 @@ static void step(fixture *f, fmlai_softmax_state *state, const float *scale2, co
 
 static void check_rows(fixture *f, const fmlai_softmax_state *state, const expected_row *expected)
 {
-    f->k->unpack(f->result, f->d, f->packed_sums, f->rows, 0, f->rows, f->d);
+    f->k->unpack(f->result, f->d, f->packed_sums, NULL, f->rows, 0, f->rows, f->d);
     for (int32_t r = 0; r < f->rows; r++) {
         const expected_row *e = &expected[r];
         bool empty = e->l == 0;
@@ -300,7 +300,7 @@ static void run_chain(const fmlai_tile_kernels *k, int32_t rows, int32_t tokens,
         }
     }
     if (what == UNSEEN_NAN) {
-        k->unpack(f.result, d, f.packed_sums, rows, 0, rows, d);
+        k->unpack(f.result, d, f.packed_sums, NULL, rows, 0, rows, d);
         for (int32_t i = 0; i < rows * d; i++) {
             bool finite = isfinite(expected[i / d].sums[i % d]);
             if (finite != (isfinite(f.result[i]) != 0)) {
@@ -394,7 +394,7 @@ static void infinite_logits_of(const fmlai_tile_kernels *k)
         f.s[i] = -INFINITY;
     }
     step(&f, &state, scale2, NULL, true);
-    f.k->unpack(f.result, f.d, f.packed_sums, f.rows, 0, f.rows, f.d);
+    f.k->unpack(f.result, f.d, f.packed_sums, NULL, f.rows, 0, f.rows, f.d);
     for (int32_t r = 0; r < f.rows; r++) {
         assert_true(state.m[r] == -FLT_MAX && state.l[r] == 0.0f);
         for (int32_t i = 0; i < f.d; i++) {
@@ -427,7 +427,7 @@ static void bits_of(const fmlai_tile_kernels *k)
     }
     fmlai_softmax_start(&all_state);
     step(&all, &all_state, scale2, visible, true);
-    k->unpack(all.result, all.d, all.packed_sums, all.rows, 0, all.rows, all.d);
+    k->unpack(all.result, all.d, all.packed_sums, NULL, all.rows, 0, all.rows, all.d);
     for (int32_t r = 0; r < all.rows; r += 3) {
         setup(&one, k, 1, visible[r], all.d, &seed);
         memcpy(one.q, all.q + r * all.d, (size_t)all.d * sizeof(float));
@@ -438,7 +438,7 @@ static void bits_of(const fmlai_tile_kernels *k)
         fmlai_softmax_start(&one_state);
         scores(&one);
         step(&one, &one_state, scale2, NULL, true);
-        k->unpack(one.result, one.d, one.packed_sums, 1, 0, 1, one.d);
+        k->unpack(one.result, one.d, one.packed_sums, NULL, 1, 0, 1, one.d);
         assert_true(one_state.m[0] == all_state.m[r]);
         assert_true(one_state.l[0] == all_state.l[r]);
         assert_memory_equal(one.result, all.result + r * all.d, (size_t)all.d * sizeof(float));
@@ -465,10 +465,10 @@ static void same_if_turned(fixture *f, const float *w)
     }
     k->pack_weights(f->packed_weights, w, f->rows, f->tokens);
     k->accumulate(f->packed_sums, f->packed_weights, f->tile, f->stride, NULL, NULL, f->rows, f->tokens, f->d);
-    k->unpack(direct, f->d, f->packed_sums, f->rows, 0, f->rows, f->d);
+    k->unpack(direct, f->d, f->packed_sums, NULL, f->rows, 0, f->rows, f->d);
     k->pack_turned(f->packed_weights, turned, stride, f->rows, f->tokens);
     k->accumulate(f->packed_sums, f->packed_weights, f->tile, f->stride, NULL, NULL, f->rows, f->tokens, f->d);
-    k->unpack(f->result, f->d, f->packed_sums, f->rows, 0, f->rows, f->d);
+    k->unpack(f->result, f->d, f->packed_sums, NULL, f->rows, 0, f->rows, f->d);
     assert_memory_equal(direct, f->result, size);
     free(direct);
     free(turned);
@@ -494,7 +494,7 @@ static void given_weights_of(const fmlai_tile_kernels *k)
         k->pack_weights(f.packed_weights, w, rows, tokens);
         k->accumulate(f.packed_sums, f.packed_weights, f.tile, f.stride, NULL, NULL, rows, tokens, f.d);
         k->accumulate(f.packed_sums, f.packed_weights, f.tile, f.stride, alpha, NULL, rows, tokens, f.d);
-        k->unpack(f.result, f.d, f.packed_sums, rows, 0, rows, f.d);
+        k->unpack(f.result, f.d, f.packed_sums, NULL, rows, 0, rows, f.d);
         for (int32_t r = 0; r < rows; r++) {
             for (int32_t d = 0; d < f.d; d++) {
                 double sum = 0, size = 0;
@@ -537,7 +537,7 @@ static void tiny_values_of(const fmlai_tile_kernels *k)
         }
         k->pack_weights(f.packed_weights, w, f.rows, f.tokens);
         k->accumulate(f.packed_sums, f.packed_weights, f.tile, f.stride, NULL, NULL, f.rows, f.tokens, f.d);
-        k->unpack(f.result, f.d, f.packed_sums, f.rows, 0, f.rows, f.d);
+        k->unpack(f.result, f.d, f.packed_sums, NULL, f.rows, 0, f.rows, f.d);
         for (int32_t r = 0; r < f.rows; r++) {
             for (int32_t d = 0; d < f.d; d++) {
                 double sum = 0, size = 0;

@@ -87,10 +87,10 @@ static void check(const fmlai_tile_kernels *k, const shape *c, uint64_t *seed)
     fmlai_softmax_start(&state);
     k->softmax(&state, alpha, weights, s, scale2, seen, rows, tokens);
     k->accumulate(sums, weights, tile, stride, NULL, seen, rows, tokens, d);
-    k->unpack(expected, d, sums, rows, 0, rows, d);
+    k->unpack(expected, d, sums, NULL, rows, 0, rows, d);
     k->accumulate_parts(sums, weights, &parts, NULL, seen, rows, tokens, d);
     for (int32_t r = 0; r < rows; r++) {
-        k->unpack(row, d, sums, rows, r, 1, d);
+        k->unpack(row, d, sums, NULL, rows, r, 1, d);
         assert_memory_equal(row, expected + r * d, (size_t)d * sizeof(float));
     }
     assert_int_equal(ahead.next, c->ahead ? ahead.count : 0);

@@ -113,20 +113,23 @@ static void restore_unit(float *dst, const float *sums)
     _mm512_storeu_ps(dst + LANES, _mm512_permutex2var_ps(a, second, b));
 }
 
-static void unpack(float *dst, int64_t dst_stride, const void *packed_sums, int32_t rows, int32_t first,
-                   int32_t count, int32_t d)
+static void unpack(float *dst, int64_t dst_stride, const void *packed_sums, const void *next, int32_t rows,
+                   int32_t first, int32_t count, int32_t d)
 {
-    int64_t strip_stride = (int64_t)fmlai_tile_lanes(rows) * STRIP_DIMS;
-    for (int32_t r = 0; r < count; r++) {
-        for (int32_t k = 0; k < d; k += UNIT_DIMS) {
-            const float *sums = (const float *)packed_sums + k / STRIP_DIMS * strip_stride;
-            sums += (int64_t)(first + r) * STRIP_DIMS + k % STRIP_DIMS;
-            float *to = dst + r * dst_stride + k, tail[UNIT_DIMS];
-            if (d - k >= UNIT_DIMS) {
-                restore_unit(to, sums);
-            } else {
-                restore_unit(tail, sums);
-                memcpy(to, tail, (size_t)(d - k) * sizeof(float));
+    int64_t strip_stride = (int64_t)fmlai_tile_lanes(rows) * STRIP_DIMS, at = (int64_t)first * STRIP_DIMS;
+    for (int32_t strip = 0; strip < d; strip += STRIP_DIMS, at += strip_stride) {
+        for (int32_t i = 0; next && i < count * STRIP_DIMS; i += LANES) {
+            __builtin_prefetch((const float *)next + at + i);
+        }
+        for (int32_t r = 0; r < count; r++) {
+            const float *sums = (const float *)packed_sums + at + (int64_t)r * STRIP_DIMS;
+            float *to = dst + r * dst_stride + strip, tail[STRIP_DIMS];
+            int32_t left = d - strip;
+            restore_unit(left >= UNIT_DIMS ? to : tail, sums);
+            restore_unit(left >= STRIP_DIMS ? to + UNIT_DIMS : tail + UNIT_DIMS, sums + UNIT_DIMS);
+            if (left < STRIP_DIMS) {
+                int32_t whole = left >= UNIT_DIMS ? UNIT_DIMS : 0;
+                memcpy(to + whole, tail + whole, (size_t)(left - whole) * sizeof(float));
             }
         }
     }

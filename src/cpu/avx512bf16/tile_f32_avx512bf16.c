@@ -79,9 +79,10 @@ static void pack_turned(void *packed_weights, const float *w, int64_t w_stride, 
     }
 }
 
-static void unpack(float *dst, int64_t dst_stride, const void *packed_sums, int32_t rows, int32_t first,
-                   int32_t count, int32_t d)
+static void unpack(float *dst, int64_t dst_stride, const void *packed_sums, const void *next, int32_t rows,
+                   int32_t first, int32_t count, int32_t d)
 {
+    (void)next;
     int64_t strip_stride = (int64_t)fmlai_tile_lanes(rows) * STRIP_DIMS;
     for (int32_t r = 0; r < count; r++) {
         const float *sums = (const float *)packed_sums + (int64_t)(first + r) * STRIP_DIMS;

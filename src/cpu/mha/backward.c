@@ -195,7 +195,7 @@ static void query_block(const backward *b, const scratch *s, const fmlai_mha_blo
                       count, p->d_qk);
     }
     if (seen > 0) {
-        k->unpack(s->rows, p->d_qk, s->sums_a, rows, 0, rows, p->d_qk);
+        k->unpack(s->rows, p->d_qk, s->sums_a, NULL, rows, 0, rows, p->d_qk);
     } else {
         memset(s->rows, 0, (size_t)rows * (size_t)p->d_qk * sizeof(float));
     }
@@ -344,8 +344,8 @@ static void key_block(const backward *b, const scratch *s, const fmlai_mha_block
         memset(s->rows, 0, (size_t)rows * (size_t)p->d_qk * sizeof(float));
         memset(s->others, 0, (size_t)rows * (size_t)p->d_v * sizeof(float));
     } else {
-        k->unpack(s->rows, p->d_qk, s->sums_a, rows, 0, rows, p->d_qk);
-        k->unpack(s->others, p->d_v, s->sums_b, rows, 0, rows, p->d_v);
+        k->unpack(s->rows, p->d_qk, s->sums_a, NULL, rows, 0, rows, p->d_qk);
+        k->unpack(s->others, p->d_v, s->sums_b, NULL, rows, 0, rows, p->d_v);
     }
     fmlai_mha_store(b->k, &p->dk, token, kv_head, s->rows, rows, p->d_qk, p->scale);
     fmlai_mha_store(b->k, &p->dv, token, kv_head, s->others, rows, p->d_v, 1.0f);
@@ -395,7 +395,7 @@ static void store_dq(const backward *b, const scratch *s, fmlai_mha_span queries
     for (int64_t i = 0; i < tiles; i++) {
         const query_tile *tile = &s->tiles[i];
         if (tile->met) {
-            b->k->unpack(s->rows, p->d_qk, tile->dq, tile->count, 0, tile->count, p->d_qk);
+            b->k->unpack(s->rows, p->d_qk, tile->dq, NULL, tile->count, 0, tile->count, p->d_qk);
         }
         for (int32_t t = 0; t < tile->count; t++) {
             const float *row = tile->met ? s->rows + (int64_t)t * p->d_qk : s->others;

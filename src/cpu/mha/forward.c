@@ -197,7 +197,7 @@ static void forward_rows(const forward *f, const scratch *s, const fmlai_mha_blo
     for (int32_t i = 0; i < blocks; i++) {
         const query_block *b = &s->blocks[i];
         if (b->seen > 0) {
-            k->unpack(s->rows, p->d_v, b->sums, b->rows, 0, b->rows, p->d_v);
+            k->unpack(s->rows, p->d_v, b->sums, NULL, b->rows, 0, b->rows, p->d_v);
         }
         write_rows(f, s->rows, &b->state, b->token, head, b->rows);
     }

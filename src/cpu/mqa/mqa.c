@@ -6,8 +6,13 @@
 
 #include "mqa.h"
 
-#define JOIN_ROWS  8 /* rows of a block that one task folds */
-#define JOIN_PARTS (FMLAI_TILE_ROWS / JOIN_ROWS)
+
+#define JOIN_PARTS (FMLAI_TILE_ROWS / FMLAI_MQA_FOLD_ROWS) /* tasks of a join, FMLAI_MQA_FOLD_ROWS rows each */
+
+static int32_t rows_from(int32_t row, int32_t rows)
+{
+    return rows - row < FMLAI_MQA_FOLD_ROWS ? rows - row : FMLAI_MQA_FOLD_ROWS;
+}
 
 /* Chunk number `chunk` of a block, from the cursor on, into `partial`. all: the worker goes through all chunks of the
  * block. */
@@ -26,8 +31,7 @@ static void run_chunk(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, 
     fmlai_cpu_mqa_chunk(plan, block, scratch, partial, fetched);
 }
 
-/* All of a block. A block of one chunk is finished row by row out of one row of total; a longer one keeps all
- * rows. */
+/* All of a block. One of one chunk is finished out of a few rows of total; a longer one keeps all rows. */
 static void run_block(const fmlai_mqa_plan *plan, int64_t index, fmlai_mqa_scratch *scratch)
 {
     fmlai_mqa_total *total = scratch->total;
@@ -40,17 +44,19 @@ static void run_block(const fmlai_mqa_plan *plan, int64_t index, fmlai_mqa_scrat
         return;
     }
     fmlai_cpu_mqa_measure(plan, &block, scratch->bound);
-    memset(total->l, 0, sizeof total->l);
     int32_t rows = block.tokens * block.heads;
     for (int64_t chunk = 0; !last; chunk++) {
         run_chunk(plan, &block, &cursor, chunk, true, scratch, scratch->partial);
         last = cursor.list == 2;
-        for (int32_t r = 0; r < rows; r++) {
+        for (int32_t r = 0, n; r < rows; r += n) {
             int32_t at = first && last ? 0 : r;
-            total->l[at] = first ? 0.0 : total->l[at];
-            fmlai_cpu_mqa_fold(plan, total, at, scratch->partial, rows, r, scratch->out);
-            if (last) {
-                fmlai_cpu_mqa_finish(plan, &block, r, total, at, scratch->out);
+            n = rows_from(r, rows);
+            if (first) {
+                memset(total->l + at, 0, (size_t)n * sizeof *total->l);
+            }
+            fmlai_cpu_mqa_fold(plan, total, at, scratch->partial, NULL, rows, r, n, scratch->out);
+            for (int32_t i = 0; last && i < n; i++) {
+                fmlai_cpu_mqa_finish(plan, &block, r + i, total, at + i, scratch->out);
             }
         }
         first = false;
@@ -108,23 +114,27 @@ static void join_task(void *user, int64_t i, int32_t worker)
     const fmlai_mqa_join *join = &w->joins[i / JOIN_PARTS];
     fmlai_mqa_scratch *scratch = fmlai_cpu_mqa_scratch_of(plan, worker);
     fmlai_mqa_total *total = scratch->total;
-    int32_t begin = (int32_t)(i % JOIN_PARTS) * JOIN_ROWS, d_v = plan->p->d_v;
+    int32_t row = (int32_t)(i % JOIN_PARTS) * FMLAI_MQA_FOLD_ROWS, d_v = plan->p->d_v;
     fmlai_mqa_block block;
 
     fmlai_cpu_mqa_block_at(plan, join->block, &block);
-    int32_t rows = block.tokens * block.heads;
-    for (int32_t r = begin; r < begin + JOIN_ROWS && r < rows; r++) {
-        total->l[0] = 0.0;
-        if (join->carry_in >= 0) {
-            move_row(total, 0, fmlai_cpu_mqa_carry(plan, join->carry_in), r, d_v);
+    int32_t rows = block.tokens * block.heads, n = rows_from(row, rows);
+    memset(total->l, 0, FMLAI_MQA_FOLD_ROWS * sizeof *total->l);
+    for (int32_t r = 0; join->carry_in >= 0 && r < n; r++) {
+        move_row(total, r, fmlai_cpu_mqa_carry(plan, join->carry_in), row + r, d_v);
+    }
+    for (int64_t c = 0; n > 0 && c < join->chunks; c++) {
+        const fmlai_mqa_partial *partial = fmlai_cpu_mqa_slot(plan, join->slot + c), *next = NULL;
+        if (c + 1 < join->chunks) {
+            next = fmlai_cpu_mqa_slot(plan, join->slot + c + 1);
         }
-        for (int64_t c = 0; c < join->chunks; c++) {
-            fmlai_cpu_mqa_fold(plan, total, 0, fmlai_cpu_mqa_slot(plan, join->slot + c), rows, r, scratch->out);
-        }
+        fmlai_cpu_mqa_fold(plan, total, 0, partial, next, rows, row, n, scratch->out);
+    }
+    for (int32_t r = 0; r < n; r++) {
         if (join->carry_out >= 0) {
-            move_row(fmlai_cpu_mqa_carry(plan, join->carry_out), r, total, 0, d_v);
+            move_row(fmlai_cpu_mqa_carry(plan, join->carry_out), row + r, total, r, d_v);
         } else {
-            fmlai_cpu_mqa_finish(plan, &block, r, total, 0, scratch->out);
+            fmlai_cpu_mqa_finish(plan, &block, row + r, total, r, scratch->out);
         }
     }
 }

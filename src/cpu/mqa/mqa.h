@@ -28,7 +28,8 @@
 #include "../../plan/plan.h"
 #include "../cpu.h"
 
-#define FMLAI_MQA_CHUNK FMLAI_PLAN_CHUNK_TOKENS
+#define FMLAI_MQA_CHUNK     FMLAI_PLAN_CHUNK_TOKENS
+#define FMLAI_MQA_FOLD_ROWS 8 /* rows that are folded together: neighbours in the tile kernels' layouts */
 
 /* Rows that share a token list: query tokens token..token+tokens-1, heads head..head+heads-1. Row r is head
  * head + r % heads of query token token + r / heads. */
@@ -106,7 +107,7 @@ typedef struct fmlai_mqa_scratch {
     void *tile;
     float *scores;
     void *packed_weights;
-    float *out; /* [d_v] */
+    float *out; /* [FMLAI_MQA_FOLD_ROWS][d_v] */
     fmlai_mqa_partial *partial;
     fmlai_mqa_total *total; /* total_rows of them */
 } fmlai_mqa_scratch;
@@ -175,9 +176,11 @@ void fmlai_cpu_mqa_chunk(const fmlai_mqa_plan *plan, const fmlai_mqa_block *bloc
                          fmlai_mqa_partial *partial, bool fetched);
 
 /* mqa_finish.c */
-/* total_row of `total` joins row `row` of `partial`, which has `rows`. out: [d_v] scratch. */
+/* Rows total_row.. of `total` join rows row..row+count-1 of `partial`, which has `rows`; count: at most
+ * FMLAI_MQA_FOLD_ROWS. next: the partial whose turn it is next, or NULL. out: [count][d_v] scratch. */
 void fmlai_cpu_mqa_fold(const fmlai_mqa_plan *plan, fmlai_mqa_total *total, int32_t total_row,
-                        const fmlai_mqa_partial *partial, int32_t rows, int32_t row, float *out);
+                        const fmlai_mqa_partial *partial, const fmlai_mqa_partial *next, int32_t rows, int32_t row,
+                        int32_t count, float *out);
 /* Writes all results of row `row`, whose fold is total_row of `total`. out: [d_v] scratch. */
 void fmlai_cpu_mqa_finish(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, int32_t row,
                           const fmlai_mqa_total *total, int32_t total_row, float *out);

@@ -14,10 +14,10 @@
 
 /*
  * Empty partials leave the total untouched, and the first one that is not becomes it unchanged: a row whose
- * tokens fit in one chunk has the bits of that chunk, however many empty ones follow.
+ * tokens fit in one chunk has the bits of that chunk, however many empty ones follow. x: the row's sums.
  */
-void fmlai_cpu_mqa_fold(const fmlai_mqa_plan *plan, fmlai_mqa_total *total, int32_t total_row,
-                        const fmlai_mqa_partial *partial, int32_t rows, int32_t row, float *out)
+static void fold_row(const fmlai_mqa_plan *plan, fmlai_mqa_total *total, int32_t total_row,
+                     const fmlai_mqa_partial *partial, int32_t row, const float *x)
 {
     int32_t d_v = plan->p->d_v;
     double *o = total->o + (int64_t)total_row * d_v;
@@ -26,11 +26,10 @@ void fmlai_cpu_mqa_fold(const fmlai_mqa_plan *plan, fmlai_mqa_total *total, int3
     if (partial->l[row] == 0.0f) {
         return;
     }
-    plan->kernels->unpack(out, d_v, partial->o, rows, row, 1, d_v);
     if (total->l[total_row] == 0.0) {
         total->m[total_row] = m;
         total->l[total_row] = partial->l[row];
-        plan->kernels->begin(o, out, d_v);
+        plan->kernels->begin(o, x, d_v);
         return;
     }
     double m_new = isnan(m_total) || m_total > m ? m_total : m;
@@ -38,7 +37,25 @@ void fmlai_cpu_mqa_fold(const fmlai_mqa_plan *plan, fmlai_mqa_total *total, int3
     double join = m == m_new ? 1.0 : exp2(m - m_new);
     total->m[total_row] = m_new;
     total->l[total_row] = total->l[total_row] * keep + partial->l[row] * join;
-    plan->kernels->fold(o, out, keep, join, d_v);
+    plan->kernels->fold(o, x, keep, join, d_v);
+}
+
+void fmlai_cpu_mqa_fold(const fmlai_mqa_plan *plan, fmlai_mqa_total *total, int32_t total_row,
+                        const fmlai_mqa_partial *partial, const fmlai_mqa_partial *next, int32_t rows, int32_t row,
+                        int32_t count, float *out)
+{
+    int32_t d_v = plan->p->d_v;
+    bool empty = true;
+    for (int32_t i = 0; i < count; i++) {
+        empty = empty && partial->l[row + i] == 0.0f;
+    }
+    if (empty) { /* its sums may never have been written */
+        return;
+    }
+    plan->kernels->unpack(out, d_v, partial->o, next ? next->o : NULL, rows, row, count, d_v);
+    for (int32_t i = 0; i < count; i++) {
+        fold_row(plan, total, total_row + i, partial, row + i, out + (int64_t)i * d_v);
+    }
 }
 
 /* Codes and scale bytes of one row; chunks of 32 dims are transposed against the heads of the group. A scale

@@ -76,7 +76,7 @@ static size_t lay_out_scratch(const fmlai_mqa_plan *plan, uint8_t *base)
         tokens * (size_t)fmlai_tile_stride(k->dtype, p->d_qk) * tile_element,
         tokens * (size_t)fmlai_tile_lanes(plan->rows) * sizeof(float),
         k->packed_weights_bytes(plan->rows, k->block_tokens),
-        (size_t)p->d_v * sizeof(float),
+        FMLAI_MQA_FOLD_ROWS * (size_t)p->d_v * sizeof(float),
         plan->partial_bytes,
         sizeof(fmlai_mqa_total) + (size_t)plan->total_rows * (size_t)p->d_v * sizeof(double),
     };
@@ -142,7 +142,7 @@ static size_t most_bytes(const fmlai_mqa_plan *plan)
     bool many = p->main.kind == FMLAI_LIST_PAGED && p->extra.kind == FMLAI_LIST_NONE;
     int64_t tokens = many ? min64(p->s_q, FMLAI_TILE_ROWS) : 1, threads = plan->cpu->threads;
     most.rows = (int32_t)min64(p->h_q / p->h_kv * tokens, FMLAI_TILE_ROWS);
-    most.total_rows = plan->max_chunks > 1 ? most.rows : 1;
+    most.total_rows = plan->max_chunks > 1 ? most.rows : (int32_t)min64(most.rows, FMLAI_MQA_FOLD_ROWS);
     set_bytes(&most);
     size_t bytes = most.scratch_bytes * (size_t)threads;
     if (threads > 1 && plan->max_chunks > 1) {
@@ -186,7 +186,8 @@ void fmlai_cpu_mqa_plan_make(fmlai_mqa_plan *plan, const fmlai_cpu *cpu, const f
     plan->max_chunks = fmlai_plan_chunks(most_entries(&p->main) + most_entries(&p->extra));
     plan->split =
         cpu->threads > 1 && plan->max_chunks > 1 && plan->blocks < (int64_t)cpu->threads * SPLIT_BELOW_BLOCKS;
-    plan->total_rows = plan->max_chunks > 1 && !plan->split ? plan->rows : 1;
+    bool all_rows = plan->max_chunks > 1 && !plan->split;
+    plan->total_rows = all_rows ? plan->rows : (int32_t)min64(plan->rows, FMLAI_MQA_FOLD_ROWS);
     set_bytes(plan);
     if (plan->split) {
         plan->slots = most_slots(plan, plan->blocks);

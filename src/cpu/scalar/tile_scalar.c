@@ -135,9 +135,10 @@ static void accumulate(void *packed_sums, const void *packed_weights, const void
     }
 }
 
-static void unpack(float *dst, int64_t dst_stride, const void *packed_sums, int32_t rows, int32_t first,
-                   int32_t count, int32_t d)
+static void unpack(float *dst, int64_t dst_stride, const void *packed_sums, const void *next, int32_t rows,
+                   int32_t first, int32_t count, int32_t d)
 {
+    (void)next;
     (void)rows;
     for (int32_t r = 0; r < count; r++) {
         memcpy(dst + r * dst_stride, (const float *)packed_sums + (int64_t)(first + r) * d, (size_t)d * sizeof(float));
