@@ -139,6 +139,15 @@ static void join_task(void *user, int64_t i, int32_t worker)
     }
 }
 
+/* How many of the `left` chunks of its block a wave with `room` for them takes: where the block is cut, as many as keep all
+ * threads busy to the end. The two short chunks at a list's begin count as one. */
+static int64_t wave_chunks(const wave *w, int64_t left, int64_t room)
+{
+    int64_t threads = w->plan->cpu->threads, extra = w->chunk == 0 ? 1 : 0;
+    int64_t even = (room - extra) / threads * threads + extra;
+    return left <= room ? left : even > extra ? even : room;
+}
+
 /* Fills the wave's tables from where the last wave stopped. */
 static void next_wave(wave *w)
 {
@@ -158,7 +167,7 @@ static void next_wave(wave *w)
             w->tasks[w->task_count++] = (fmlai_mqa_task){w->block, 0, -1};
             continue;
         }
-        int64_t n = chunks - w->chunk < plan->slots - used ? chunks - w->chunk : plan->slots - used;
+        int64_t n = wave_chunks(w, chunks - w->chunk, plan->slots - used);
         bool cut = w->chunk + n < chunks;
         if (n == 0) {
             return;

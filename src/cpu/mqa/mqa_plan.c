@@ -122,8 +122,9 @@ static void set_bytes(fmlai_mqa_plan *plan)
 
 static int64_t most_slots(const fmlai_mqa_plan *plan, int64_t blocks)
 {
-    int64_t slots = (int64_t)plan->cpu->threads * SLOTS_PER_THREAD;
-    return min64(slots < SLOTS_MIN ? SLOTS_MIN : slots, blocks * plan->max_chunks);
+    int64_t threads = plan->cpu->threads, slots = threads * SLOTS_PER_THREAD;
+    slots = slots < SLOTS_MIN ? ceil_div(SLOTS_MIN, threads) * threads : slots;
+    return min64(slots + 1, blocks * plan->max_chunks); /* a list's first two chunks are half as long as others */
 }
 
 static size_t table_bytes(int64_t slots, int64_t blocks)
