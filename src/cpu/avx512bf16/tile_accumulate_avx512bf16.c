@@ -176,26 +176,6 @@ static bool interleave_and_multiply(float *sums, const strip_operands *o, __m512
     return false;
 }
 
-/* The last four rows of a strip; fetches the next strip, dims k.., of all tokens. */
-static void multiply_and_fetch(float *sums, const strip_operands *o, const int32_t *weights, int64_t stride,
-                               const __m512i *strip, const float *alpha, int32_t k, int32_t pairs)
-{
-    sum_block acc;
-    clear(acc, GROUP_ROWS, STRIP_VECTORS);
-    for (int32_t p = 0; p < pairs; p += FMLAI_TILE_PART / 2) {
-        const uint16_t *row = token_of(o->tile, 2 * p) + k;
-        int32_t n = pairs - p < FMLAI_TILE_PART / 2 ? pairs - p : FMLAI_TILE_PART / 2;
-        for (int32_t i = 0; i < n; i++, row += 2 * o->tile->stride, strip += STRIP_VECTORS, weights += stride) {
-            __builtin_prefetch(row);
-            __builtin_prefetch(row + UNIT_DIMS);
-            __builtin_prefetch(row + o->tile->stride);
-            __builtin_prefetch(row + o->tile->stride + UNIT_DIMS);
-            add_pair(acc, weights, strip, GROUP_ROWS, STRIP_VECTORS);
-        }
-    }
-    join(sums, alpha, acc, GROUP_ROWS, STRIP_VECTORS);
-}
-
 static void multiply_n(float *sums, const int32_t *weights, int64_t stride, const __m512i *strip,
                        const float *alpha, int32_t pairs, int32_t n, int32_t units)
 {
@@ -264,11 +244,7 @@ static void accumulate_rows(const strip_operands *o, int32_t begin, int32_t end,
                 fmlai_fetch_ahead(o->tile->ahead);
             }
             int32_t seen = pairs_of(most_seen(o, r, n, tokens));
-            if (n == GROUP_ROWS && r + n == end && k + 2 * STRIP_DIMS <= o->d && seen == pairs) {
-                multiply_and_fetch(sums, o, o->weights + r, stride, strip, alpha, k + STRIP_DIMS, pairs);
-            } else {
-                multiply_n(sums, o->weights + r, stride, strip, alpha, seen, n, units);
-            }
+            multiply_n(sums, o->weights + r, stride, strip, alpha, seen, n, units);
             if (has_small) {
                 add_small(sums, o->weights + r, stride, small, seen, n);
             }
