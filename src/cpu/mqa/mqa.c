@@ -139,8 +139,8 @@ static void join_task(void *user, int64_t i, int32_t worker)
     }
 }
 
-/* How many of the `left` chunks of its block a wave with `room` for them takes: where the block is cut, as many as keep all
- * threads busy to the end. The two short chunks at a list's begin count as one. */
+/* How many of the `left` chunks of its block a wave with `room` for them takes: where the block is cut, as many as keep
+ * all threads busy to the end. The two short chunks at a list's begin count as one. */
 static int64_t wave_chunks(const wave *w, int64_t left, int64_t room)
 {
     int64_t threads = w->plan->cpu->threads, extra = w->chunk == 0 ? 1 : 0;

@@ -57,24 +57,55 @@ static int64_t walk_paged(const fmlai_token_list *list, const fmlai_mqa_block *b
     return next;
 }
 
+#define RUN 64 /* entries that are looked at together */
+
+/* How many of RUN entries are attended: loops that compilers turn into vectors. */
+static int64_t attended_in_run(const int32_t *row, uint32_t pool)
+{
+    int32_t n = 0;
+    for (int32_t i = 0; i < RUN; i++) {
+        n += (uint32_t)row[i] < pool;
+    }
+    return n;
+}
+
+/* Goes over whole runs of entries, as far as they need no second look: those that are only counted, and those that are
+ * all attended. */
+static int64_t walk_runs(const int32_t *row, uint32_t pool, int64_t count, int64_t next, walk *w)
+{
+    for (; next + RUN <= count && w->found + RUN <= w->limit; next += RUN) {
+        int64_t n = attended_in_run(row + next, pool);
+        if (w->slots && n < RUN) {
+            return next;
+        }
+        for (int32_t i = 0; w->slots && i < RUN; i++) {
+            w->slots[w->found + i] = row[next + i];
+            w->entries[w->found + i] = next + i;
+        }
+        w->found += n;
+    }
+    return next;
+}
+
 static int64_t walk_indexed(const fmlai_mqa *p, const fmlai_token_list *list, const fmlai_mqa_block *block,
                             int64_t count, int64_t next, walk *w)
 {
     const int32_t *row = list->indices + block->token / p->s_q * list->index_outer +
                          block->token % p->s_q * list->index_inner + block->kv_head * list->index_head;
     /* Slots below num_pages * page_size exist; entries are int32, so a product beyond them may be cut to
-     * 2^31. */
-    int64_t pool = list->pool.num_pages > INT32_MAX / list->pool.page_size
-                       ? (int64_t)INT32_MAX + 1
-                       : list->pool.num_pages * list->pool.page_size;
-    for (; next < count && w->found < w->limit; next++) {
-        int64_t entry = row[next];
-        bool attended = entry >= 0 && entry < pool;
-        if (w->slots) {
-            w->slots[w->found] = entry; /* overwritten by the next if not attended */
-            w->entries[w->found] = next;
+     * 2^31. A negative entry is none of them either, without its sign. */
+    uint32_t pool = list->pool.num_pages > INT32_MAX / list->pool.page_size
+                        ? (uint32_t)1 << 31
+                        : (uint32_t)(list->pool.num_pages * list->pool.page_size);
+    while (next < count && w->found < w->limit) {
+        next = walk_runs(row, pool, count, next, w);
+        for (int64_t end = next + RUN; next < end && next < count && w->found < w->limit; next++) {
+            if (w->slots) {
+                w->slots[w->found] = row[next]; /* overwritten by the next if not attended */
+                w->entries[w->found] = next;
+            }
+            w->found += (uint32_t)row[next] < pool;
         }
-        w->found += attended;
     }
     return next;
 }
