@@ -12,6 +12,7 @@
  *   scores      packed rows x tile       -> s [tokens][row_stride] float, raw dot products
  *   softmax     s, running state         -> packed weights, new state, alpha (what old sums must shrink by)
  *   accumulate  packed weights x tile    -> packed sums (sums * alpha + weights^T tile)
+ *               scores_of_parts, accumulate_parts: the same of a tile that does not lie in one piece
  *   unpack      packed sums              -> rows as floats
  *   fold        rows of partial results  -> their running sum in float64; finish: that as floats
  *   widen       rows of bf16             -> floats; narrow: floats as bf16
