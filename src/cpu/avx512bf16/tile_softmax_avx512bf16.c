@@ -32,11 +32,22 @@ ALWAYS_INLINE __m512 logit(const lane_group *g, int32_t t, int32_t v, bool maske
 /* The largest of m and all logits that are numbers. */
 ALWAYS_INLINE void maximum(const lane_group *g, __m512 m[GROUP_VECTORS], int32_t vectors, int32_t tokens, bool masked)
 {
-    for (int32_t t = 0; t < tokens; t++) {
+    __m512 part[4] = {m[0], m[0], m[0], m[0]}; /* of a single vector: each maximum waits for the one before */
+    int32_t t = 0;
+    for (; vectors == 1 && t + 4 <= tokens; t += 4) {
+#pragma GCC unroll 4
+        for (int32_t i = 0; i < 4; i++) {
+            part[i] = _mm512_max_ps(logit(g, t + i, 0, masked), part[i]);
+        }
+    }
+    for (; t < tokens; t++) {
 #pragma GCC unroll 4
         for (int32_t v = 0; v < vectors; v++) {
             m[v] = _mm512_max_ps(logit(g, t, v, masked), m[v]); /* in this order NaN does not count, but in m */
         }
+    }
+    if (vectors == 1) {
+        m[0] = _mm512_max_ps(_mm512_max_ps(_mm512_max_ps(part[0], part[1]), _mm512_max_ps(part[2], part[3])), m[0]);
     }
 }
 
