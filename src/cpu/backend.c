@@ -109,7 +109,6 @@ static fmla_status cpu_open(const fmla_context_config *config, const fmlai_alloc
     cpu->allocator = *allocator;
     cpu->isa = isa;
     cpu->threads = config->threads > 0 ? config->threads : processors;
-    cpu->l2_bytes = fmlai_l2_bytes();
     cpu->parallel_for = config->parallel_for;
     cpu->parallel_for_pool = config->parallel_for_pool;
     choose_kernels(cpu);

@@ -19,7 +19,6 @@ typedef struct fmlai_cpu {
     fmlai_allocator allocator;
     fmla_isa isa;           /* the tier in use */
     int32_t threads;        /* workers, the caller included */
-    size_t l2_bytes;        /* of one core */
     fmlai_workers *workers; /* NULL when the caller gave a parallel_for or there is one thread */
     fmla_parallel_for parallel_for;
     void *parallel_for_pool;

@@ -75,7 +75,8 @@ static inline int64_t fmlai_tile_stride(fmla_dtype dtype, int32_t d)
     return ((d + line - 1) / line | 1) * line;
 }
 
-/* What a core will read after this tile: rows of `bytes` bytes, which kernels fetch into its cache beside products. */
+/* What a core will read after this tile: rows of `bytes` bytes (those of the first one's pool), which accumulate_parts
+ * fetches into its cache beside the products, `step` rows for every four rows and 64 dims of sums. */
 typedef struct fmlai_ahead {
     const uint8_t *rows[FMLAI_TILE_TOKENS_MAX];
     int32_t count;
@@ -95,14 +96,15 @@ static inline void fmlai_fetch_ahead(fmlai_ahead *ahead)
     }
 }
 
-/* A tile in parts of FMLAI_TILE_PART tokens (the last may be shorter), `stride` elements between tokens. A part may lie
- * in a buffer, or in a cache that holds what kernels multiply: then without alignment, and nothing beyond d is read. */
+/* A tile in parts of FMLAI_TILE_PART tokens (the last may be shorter), `stride` elements between tokens. Parts may lie
+ * in a buffer, or in a cache that holds what kernels multiply: without alignment, with anything behind a token. So of a
+ * token d elements are read, rounded up to 32, which it must have. */
 #define FMLAI_TILE_PART 16
 
 typedef struct fmlai_tile_parts {
     const void *at[FMLAI_TILE_TOKENS_MAX / FMLAI_TILE_PART];
     int64_t stride;
-    fmlai_ahead *ahead; /* NULL: nothing */
+    fmlai_ahead *ahead; /* for accumulate_parts; NULL: nothing */
 } fmlai_tile_parts;
 
 typedef struct fmlai_tile_kernels {
@@ -126,13 +128,14 @@ typedef struct fmlai_tile_kernels {
                     const float *scale2, const int32_t *visible, int32_t rows, int32_t tokens);
     /* Packs given weights w[t * row_stride + r] as softmax would: for backward and tests. */
     void (*pack_weights)(void *packed_weights, const float *w, int32_t rows, int32_t tokens);
-    /* The same of w[r * w_stride + t], a multiple of 16: for backward, where tokens have been the lanes. */
+    /* The same of w[r * w_stride + t]: for backward, where tokens have been the lanes. w starts at 64 bytes, w_stride
+     * is a multiple of 16; columns up to the next multiple of 16 are read. */
     void (*pack_turned)(void *packed_weights, const float *w, int64_t w_stride, int32_t rows, int32_t tokens);
     /* sums = sums * alpha + weights^T * tile[:, 0:d]; alpha NULL: sums start at zero. A weight of a token
      * that its row does not see contributes nothing, even if the token's values are NaN or infinite. */
     void (*accumulate)(void *packed_sums, const void *packed_weights, const void *tile, int64_t tile_stride,
                        const float *alpha, const int32_t *visible, int32_t rows, int32_t tokens, int32_t d);
-    /* The same of a tile in parts; d a multiple of 32 where one lies in a cache. NULL: this tier takes whole tiles. */
+    /* The same of a tile in parts. NULL: this tier takes whole tiles. */
     void (*scores_of_parts)(float *s, const void *packed_rows, const fmlai_tile_parts *tile, int32_t rows,
                             int32_t tokens, int32_t d);
     void (*accumulate_parts)(void *packed_sums, const void *packed_weights, const fmlai_tile_parts *tile,
@@ -141,18 +144,20 @@ typedef struct fmlai_tile_kernels {
      * NULL: sums whose same rows will be asked for next. */
     void (*unpack)(float *dst, int64_t dst_stride, const void *packed_sums, const void *next, int32_t rows,
                    int32_t first, int32_t count, int32_t d);
-    /* sums[i] = x[i], n of them; without alignment, as all that follow. */
+    /* From here to narrow, and squares, rotate and unrotate: pointers without alignment. begin: sums[i] = x[i], n of
+     * them. */
     void (*begin)(double *sums, const float *x, int32_t n);
-    /* sums[i] = sums[i] * keep + x[i] * join, n of them; without alignment. */
+    /* sums[i] = sums[i] * keep + x[i] * join, n of them. */
     void (*fold)(double *sums, const float *x, double keep, double join, int32_t n);
-    /* dst[i] = sums[i] * factor, n of them; without alignment. */
+    /* dst[i] = sums[i] * factor, n of them. */
     void (*finish)(float *dst, const double *sums, double factor, int32_t n);
     /* Rows of n bf16 numbers, src_stride of them apart, as floats; src may begin at any byte. */
     void (*widen)(float *dst, int64_t dst_stride, const void *src, int64_t src_stride, int32_t rows, int32_t n);
-    /* dst[i] = x[i] * factor as bf16, to nearest even, n of them; without alignment. As fmlai_store_f32. */
+    /* dst[i] = x[i] * factor as bf16, to nearest even, n of them. As fmlai_store_f32. */
     void (*narrow)(void *dst, const float *x, float factor, int32_t n);
-    /* s to P = 2^(s * scale2 - lse2), ds (which holds dO.v) to dS = P * (ds - delta), both [t * row_stride + r],
-     * exactly 0 where row r does not see token t. lse2 and delta have an entry per row, or (by_token) per token. */
+    /* s to P = 2^(s * scale2 - lse2), ds (which holds dO.v) to dS = P * (ds - delta), both [t * row_stride + r] from 64
+     * bytes on, exactly 0 where row r does not see token t (visible is not NULL). lse2 and delta have an entry per row,
+     * or (by_token) per token. */
     void (*gradients)(float *s, float *ds, float scale2, const float *lse2, const float *delta, bool by_token,
                       const int32_t *visible, int32_t rows, int32_t tokens);
     /* The sums of the squares of rows of n floats, n a multiple of 16. */
@@ -164,7 +169,7 @@ typedef struct fmlai_tile_kernels {
     void (*unrotate)(float *x, const float *cos_sin, int32_t pairs, bool neox);
 } fmlai_tile_kernels;
 
-/* Tiers: each fills all entries of f32, and of bf16 where it has something better. */
+/* Tiers: each is given the tables of the tier below, replaces what it does better and leaves the rest. */
 void fmlai_tile_init_scalar(fmlai_tile_kernels *f32, fmlai_tile_kernels *bf16);
 void fmlai_tile_init_avx2(fmlai_tile_kernels *f32, fmlai_tile_kernels *bf16);
 void fmlai_tile_init_avx512bf16(fmlai_tile_kernels *f32, fmlai_tile_kernels *bf16);

@@ -26,7 +26,7 @@ static inline int64_t weights_stride(int32_t rows)
 }
 
 /*
- * 2^x for x <= 0 to about 1e-7 relative, exactly 1 for 0; subnormal results included, 0 below them; NaN
+ * 2^x for x <= 126 to about 1e-7 relative, exactly 1 for 0; subnormal results included, 0 below them; NaN
  * stays. The polynomial (degree 6 on -0.5..0.5) interpolates at Chebyshev nodes with the constant fixed at 1.
  */
 static inline __m256 exp2_avx2(__m256 x)

@@ -3,9 +3,9 @@
  * quant_avx512bf16.c: tokens to bf16 tiles.
  *
  * e4m3 codes are looked up: two 128-byte tables (vpermi2b) give the low and the high byte of the bf16 value,
- * NaN and subnormals included. A power-of-two scale is then an addition to the exponent field, left out for
- * zero and NaN: exact while no product leaves bf16's normal range, that is for biased scale
- * exponents 10..246. Other scales take float products and one rounding.
+ * subnormals included. A power-of-two scale is then an addition to the exponent field, left out for zero: exact while
+ * no product leaves bf16's normal range, that is for biased scale exponents 10..246. A token with another scale or a
+ * NaN code is made of float products and one rounding.
  *
  * e2m1 codes index a table of the 16 products code * scale, two groups a register; every product fits bf16.
  *

@@ -3,7 +3,8 @@
  * tile_accumulate_avx512bf16.c: sums = sums * alpha + weights^T tile. Dims are the lanes. Strip by strip of
  * 64 dims, tokens are interleaved in pairs into a buffer (16 KB of 128 tokens: it stays in L1); then for
  * every four rows, four vectors of dims make 16 accumulators, and a pair of tokens takes four loads and four
- * broadcasts of a pair of weights for 16 VDPBF16PS. A tile's products are added up from zero and joined to
+ * broadcasts of a pair of weights for 16 VDPBF16PS. The first four rows are multiplied while tokens are interleaved,
+ * and what comes after the tile is fetched on the way. A tile's products are added up from zero and joined to
  * the old sums at the end, which keeps rounding chains as short as a tile.
  *
  * VDPBF16PS takes subnormal numbers for zero and flushes sums below 2^-126. So that tiny values keep their

@@ -139,7 +139,7 @@ void fmlai_tile_init_avx512bf16(fmlai_tile_kernels *f32, fmlai_tile_kernels *bf1
 {
     const fmlai_tile_kernels below = *f32;
     *f32 = fmlak_tile_f32_avx512bf16;
-    f32->rotate = below.rotate;
+    f32->rotate = below.rotate; /* AVX2's */
     *bf16 = (fmlai_tile_kernels){
         .name = "avx512bf16",
         .dtype = FMLA_BF16,

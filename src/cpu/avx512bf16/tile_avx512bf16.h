@@ -153,8 +153,8 @@ static inline void transpose_16(__m512i x[16])
 }
 
 /*
- * 2^x for x <= 0 to about 1e-7 relative, exactly 1 for 0; NaN stays. The polynomial (degree 6 on -0.5..0.5)
- * interpolates at Chebyshev nodes with the constant fixed at 1.
+ * 2^x for x <= 126 to about 1e-7 relative, exactly 1 for 0; subnormal results included, 0 below; NaN stays. The
+ * polynomial (degree 6 on -0.5..0.5) interpolates at Chebyshev nodes with the constant fixed at 1.
  */
 static inline __m512 exp2_avx512(__m512 x)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* tile_rotate_avx512bf16.c: RMS sums and conjugate RoPE of the fused operations, in float64. */
+/* tile_rotate_avx512bf16.c: RMS sums and conjugate RoPE of the fused operations, in float64. RoPE itself is AVX2's. */
 #include "tile_avx512bf16.h"
 
 #define SUM_ROWS 4 /* at a time: eight chains of additions */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * mha.h: what forward and backward of dense multi-head attention share. Both work on blocks of up to
- * FMLAI_TILE_ROWS tokens of one request and one head (the rows of the tile kernels), against tiles of the
- * other side's tokens. Every result is summed by one task in a fixed order, so the bits do not depend on
+ * mha.h: what forward and backward of dense multi-head attention share. Both work on blocks of tokens of
+ * one request and one head, of which the tile kernels take up to FMLAI_TILE_ROWS as rows, against tiles of the other
+ * side's tokens. Every result is summed by one task in a fixed order, so the bits do not depend on
  * threads.
  */
 #ifndef FLASHMLA_CPU_MHA_H
@@ -17,7 +17,7 @@ typedef struct fmlai_mha_span {
     int64_t begin, count;
 } fmlai_mha_span;
 
-/* A block of tokens of request `request`: first..first+rows-1, counted within the request. */
+/* A task's tokens of request `request`: first..first+rows-1, counted within the request. */
 typedef struct fmlai_mha_block {
     int64_t request, first;
     int32_t rows;

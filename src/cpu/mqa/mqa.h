@@ -8,7 +8,7 @@
  *           several query tokens of one request, whose causal bounds differ
  *   chunk   attended tokens of the block's list, main then extra, as fmlai_plan_chunk_begin cuts it; gives a partial
  *           result
- *   tile    block_tokens tokens of a chunk, expanded once and shared by all rows: the tile kernels' operand
+ *   tile    tokens of a chunk, as many as suit the tile kernels, expanded or left in place once and shared by all rows
  *
  * Chunks are counted in attended tokens: entries that are not attended are dropped before cutting. So the
  * bits of a row depend on the sequence of tokens that it attends and on nothing else: not on where invalid
@@ -112,13 +112,13 @@ typedef struct fmlai_mqa_scratch {
     fmlai_mqa_total *total; /* total_rows of them */
 } fmlai_mqa_scratch;
 
-/* A call, planned: from shapes alone. */
+/* A call, planned: from shapes, strides and the number of threads. */
 typedef struct fmlai_mqa_plan {
     const fmlai_cpu *cpu;
     const fmlai_mqa *p;
     const fmlai_tile_kernels *kernels;
     fmlai_expand expand[2];
-    int64_t tile_stride;
+    int64_t tile_stride;  /* in elements; main's where its tokens stay in place */
     bool in_place[2];     /* tokens of that list are what the kernels multiply: they may stay in the cache */
     int32_t block_heads;  /* heads of a block */
     int32_t head_blocks;  /* blocks that the heads of a KV head make */
@@ -133,7 +133,6 @@ typedef struct fmlai_mqa_plan {
     size_t partial_bytes;
     size_t total_bytes;
     size_t scratch_bytes;
-    size_t table_bytes; /* tasks and joins of a wave, if split */
     size_t workspace_bytes;
     uint8_t *workspace;
 } fmlai_mqa_plan;
@@ -152,6 +151,7 @@ fmlai_mqa_scratch *fmlai_cpu_mqa_scratch_of(const fmlai_mqa_plan *plan, int32_t 
 /* Partial slot, and one of two totals that carry a block from wave to wave; split plans only. */
 fmlai_mqa_partial *fmlai_cpu_mqa_slot(const fmlai_mqa_plan *plan, int64_t slot);
 fmlai_mqa_total *fmlai_cpu_mqa_carry(const fmlai_mqa_plan *plan, int32_t which);
+/* Tasks, then joins, of a wave; split plans only. */
 void *fmlai_cpu_mqa_table(const fmlai_mqa_plan *plan);
 
 /* mqa_query.c */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * mqa_chunk.c: one chunk of tokens through the tile kernels: expand, scores, softmax, accumulate, tile after
- * tile.
+ * tile. A tile is expanded into scratch->tile, or left in a bf16 cache (place); what comes next is fetched beside the
+ * sums (look_ahead).
  */
 #include <string.h>
 
@@ -30,7 +31,7 @@ static bool together(const fmlai_pool *pool, const int64_t *slots, int32_t count
     return next;
 }
 
-/* The same, where the cache holds what kernels multiply: parts of a tile that lie together there stay there. */
+/* As expand(), where the cache holds what kernels multiply: parts of a tile that lie together there stay there. */
 static void place(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, fmlai_mqa_scratch *scratch, int32_t which,
                   int32_t begin, int32_t count, int32_t at, fmlai_tile_parts *tile)
 {
@@ -111,7 +112,7 @@ static const int32_t *visible(const fmlai_mqa_block *block, fmlai_mqa_scratch *s
     return all ? NULL : scratch->visible;
 }
 
-/* A tile's weights, and what they give of it. fetched: its tokens are on their way into the cache. */
+/* One tile: made, scored, weighed, added to the sums. fetched: its tokens are on their way into the cache. */
 static void add_tile(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, fmlai_mqa_scratch *scratch,
                      fmlai_mqa_partial *partial, int32_t begin, int32_t count, bool fetched)
 {
@@ -120,7 +121,7 @@ static void add_tile(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, f
     const int32_t *seen = visible(block, scratch, begin, count);
     const float *alpha = begin == 0 ? NULL : scratch->alpha;
     fmlai_ahead ahead;
-    fmlai_tile_parts tile = {.stride = plan->tile_stride, .ahead = &ahead};
+    fmlai_tile_parts tile = {.stride = plan->tile_stride, .ahead = NULL};
 
     if (!fetched && k->accumulate_parts) {
         look_ahead(plan, block, &scratch->tokens, begin, count, rows, &ahead);
@@ -137,6 +138,7 @@ static void add_tile(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, f
                count);
     if (k->accumulate_parts) {
         look_beyond(plan, block, &scratch->tokens, begin + count, rows, &ahead);
+        tile.ahead = &ahead;
         k->accumulate_parts(partial->o, scratch->packed_weights, &tile, alpha, seen, rows, count, d_v);
     } else {
         k->accumulate(partial->o, scratch->packed_weights, scratch->tile, plan->tile_stride, alpha, seen, rows, count,

@@ -192,7 +192,6 @@ void fmlai_cpu_mqa_plan_make(fmlai_mqa_plan *plan, const fmlai_cpu *cpu, const f
     set_bytes(plan);
     if (plan->split) {
         plan->slots = most_slots(plan, plan->blocks);
-        plan->table_bytes = table_bytes(plan->slots, plan->blocks);
     }
     plan->workspace_bytes = most_bytes(plan);
 }
