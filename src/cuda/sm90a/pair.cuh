@@ -17,11 +17,11 @@
  * Accumulators of a warpgroup: output 64 x 256 (128 registers per thread), scores 64 x 64 (32), weights as an A operand
  * (16).
  *
- * SHARED MEMORY  struct pair_plan (pair_plan.cuh): Q | three half tiles | scores, weights of the peer | raw ring
+ * SHARED MEMORY  struct pair_plan (pair_plan.cuh): Q | half tiles | scores, weights of the peer | raw rows
  *
  * BARRIERS           arrivals                made by                       waited for by    protects
  *   full[3]            8 units, and 32         expand, and RoPE              warpgroups       a half tile, its note
- *                      copies of RoPE dims
+ *                      copies of RoPE dims                                   (tile 0: RoPE)
  *   empty[3]           8 warps                 warpgroups, after the values  expand, RoPE     the same
  *   rope_empty[3]      8 warps                 warpgroups, after the scores  RoPE             RoPE dims on top of 512
  *   scores_full        1 and 16384 bytes       the peer's helper             owner            scores
@@ -41,6 +41,14 @@
  *   q_full[2]          1 and the bytes         a lane of the warpgroup       the warpgroup    Q of the warpgroup
  *   named 3 + w        128                     warpgroup w                   itself           Q's place, after its last
  *                                                                                             scores in all warps
+ *
+ * FULL: nobody arrives for tile t at full[t % 3] before tile t - 3 is full there; one phase would have more arrivals
+ * than it counts. Expanding warps, and RoPE dims on top, wait until all warps have freed tile t - 3, or its RoPE dims;
+ * who frees any has waited for the tile. V4's RoPE dims, in a ring of four last blocks, wait until t - 4 is free: an
+ * owner frees it after the scores of t - 3, a helper too, because its scores are two tiles ahead of its values. Both
+ * have waited for t - 3 then, unless there is none; and t - 1, the next in the stage of t - 4, is not free before they
+ * have waited for t, so that no phase is missed. Tiles 0, 1, 2 are the first in their stages. Tile 3 has a last block
+ * that nobody need free, so its RoPE dims wait until tile 0 is full.
  *
  * ORDER, tile t, whatever piece it is of:
  *   owner                                            helper
@@ -72,29 +80,39 @@
 
 /* ---- products ---------------------------------------------------------------------------------------------------- */
 
+/* Where the last block of a half tile is. */
+template <int BLOCKS> static __device__ __forceinline__ uint32_t last_block(tile_place tile)
+{
+    return BLOCKS == 9 ? PAIR_AT(k) + tile.slot * HALF_BLOCKS * BLOCK_BYTES + (HALF_BLOCKS - 1) * BLOCK_BYTES
+                       : PAIR_AT(k_last) + tile.last * BLOCK_BYTES;
+}
+
 /* s = Q * tile^T over the block's dims; ends with the commit. OWNER: and the weights of the tile before, whose factors
  * are 1, go to the helper behind every third product, if `waiting`. */
 template <int BLOCKS, int OWNER>
-static __device__ __forceinline__ void pair_scores(float s[32], const pair_view &v, uint32_t slot, const uint32_t a[16],
-                                                   uint32_t waiting)
+static __device__ __forceinline__ void pair_scores(float s[32], const pair_view &v, tile_place tile,
+                                                   const uint32_t a[16], uint32_t waiting)
 {
     const float ones[4] = {1.0f, 1.0f, 0.0f, 0.0f};
     uint32_t peer = OWNER ? to_peer() : 0;
     uint32_t q = ptx_wgmma_tile(PAIR_AT(q) + v.group * HALF_BLOCKS * BLOCK_BYTES, BLOCK_BYTES);
-    uint32_t k = ptx_wgmma_tile(PAIR_AT(k) + slot * HALF_BLOCKS * BLOCK_BYTES, BLOCK_BYTES);
+    uint32_t k = ptx_wgmma_tile(PAIR_AT(k) + tile.slot * sizeof(pair_plan<BLOCKS>::k[0]), BLOCK_BYTES);
+    uint32_t last = ptx_wgmma_tile(last_block<BLOCKS>(tile), BLOCK_BYTES);
     ptx_wgmma_hold<32>(s);
     ptx_wgmma_fence();
 #pragma unroll
     for (int i = 0; i < HALF_BLOCKS * 4; i++) {
         uint32_t offset = i / 4 * BLOCK_BYTES + i % 4 * 32;
-        ptx_wgmma_n64_ss<0>(s, ptx_wgmma_advance(q, offset), ptx_wgmma_advance(k, offset), i > 0);
+        ptx_wgmma_n64_ss<0>(
+            s, ptx_wgmma_advance(q, offset),
+            i / 4 == HALF_BLOCKS - 1 ? ptx_wgmma_advance(last, i % 4 * 32) : ptx_wgmma_advance(k, offset), i > 0);
         if (OWNER && i % 3 == 0 && i / 3 < WEIGHT_PARTS) {
             send_part<BLOCKS>(a, ones, v, i / 3, peer, waiting);
         }
     }
     if (BLOCKS == 9) {
         uint32_t q_rope = ptx_wgmma_tile(PAIR_AT(q_rope) + v.group * NARROW_BYTES, BLOCK_BYTES);
-        uint32_t k_rope = ptx_wgmma_tile(PAIR_AT(k_rope) + slot * NARROW_BYTES, BLOCK_BYTES);
+        uint32_t k_rope = ptx_wgmma_tile(PAIR_AT(k_last) + tile.slot * NARROW_BYTES, BLOCK_BYTES);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             ptx_wgmma_n64_ss_narrow(s, ptx_wgmma_advance(q_rope, i * 32), ptx_wgmma_advance(k_rope, i * 32), 1);
@@ -103,32 +121,31 @@ static __device__ __forceinline__ void pair_scores(float s[32], const pair_view 
     ptx_wgmma_commit();
 }
 
-/* o = or += weights * values of the block's dims; ends with the commit. */
+/* o = or += weights * values of the block's dims; ends with the commit. A product takes two blocks, however far apart
+ * they are. */
 template <int BLOCKS>
-static __device__ __forceinline__ void pair_values(float o[128], const uint32_t a[16], const pair_view &v,
-                                                   uint32_t slot, int accumulate)
+static __device__ __forceinline__ void pair_values(float o[128], const uint32_t a[16], tile_place tile, int accumulate)
 {
-    uint32_t values = ptx_wgmma_tile(PAIR_AT(k) + slot * HALF_BLOCKS * BLOCK_BYTES, BLOCK_BYTES);
+    uint32_t at = PAIR_AT(k) + tile.slot * sizeof(pair_plan<BLOCKS>::k[0]), second = at + 2 * BLOCK_BYTES;
+    uint32_t low = ptx_wgmma_tile(at, BLOCK_BYTES), high = ptx_wgmma_tile(second, last_block<BLOCKS>(tile) - second);
     ptx_wgmma_hold<128>(o);
     ptx_wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        ptx_wgmma_n128_rs<0>(o, a + 4 * k, ptx_wgmma_advance(values, k * 2048), k > 0 || accumulate);
-        ptx_wgmma_n128_rs<0>(o + 64, a + 4 * k, ptx_wgmma_advance(values, 2 * BLOCK_BYTES + k * 2048),
-                             k > 0 || accumulate);
+        ptx_wgmma_n128_rs<0>(o, a + 4 * k, ptx_wgmma_advance(low, k * 2048), k > 0 || accumulate);
+        ptx_wgmma_n128_rs<0>(o + 64, a + 4 * k, ptx_wgmma_advance(high, k * 2048), k > 0 || accumulate);
     }
     ptx_wgmma_commit();
 }
 
 /* ---- a warpgroup ------------------------------------------------------------------------------------------------- */
 
-/* Waits for tile `turn` to be there; returns its slot. */
-template <int BLOCKS> static __device__ __forceinline__ uint32_t await_tile(uint32_t turn)
+/* Waits for tile `turn` to be there. */
+template <int BLOCKS> static __device__ __forceinline__ void await_tile(uint32_t turn)
 {
     ring_place place = ring_at<STAGES>(turn);
     ptx_mbarrier_wait(PAIR_AT(full) + place.at * 8, place.use);
     ptx_fence_async_proxy(); /* by readers: it takes longer where tiles are written */
-    return place.at;
 }
 
 template <int BLOCKS> static __device__ __forceinline__ uint32_t tile_note(const pair_plan<BLOCKS> *m, uint32_t slot)
@@ -250,25 +267,26 @@ static __device__ __forceinline__ uint32_t own_tiles(const fmlac_pair_sm90a &all
     uint32_t note, waiting = 0; /* whether the weights are still here */
 #pragma unroll 1
     do {
-        uint32_t turn = turns->scored, before = ring_at<STAGES>(turn + STAGES - 1).at, slot = before;
+        uint32_t turn = turns->scored;
+        tile_place tile = place_of(turn), before = place_of(turn + STAGES * LASTS - 1);
         bool there = turns->there;
         note = 0;
         if (waiting) {
             waiting = hold_weights<BLOCKS>(a, v, turn, turns);
         }
         if (there) {
-            slot = await_tile<BLOCKS>(turn);
-            note = uniform(tile_note(m, slot));
+            await_tile<BLOCKS>(turn);
+            note = uniform(tile_note(m, tile.slot));
         }
         float s[32];
-        pair_scores<BLOCKS, 1>(s, v, slot, a, waiting); /* at the end: of any tile, and not used */
+        pair_scores<BLOCKS, 1>(s, v, tile, a, waiting); /* at the end: of any tile, and not used */
         turns->message += waiting;
-        pair_values<BLOCKS>(o, a, v, before, !turns->fresh);
+        pair_values<BLOCKS>(o, a, before, !turns->fresh);
         ptx_wgmma_wait<1>();
         ptx_wgmma_hold<32>(s);
         if (there) {
             if (BLOCKS == 9) {
-                arrive_warp(PAIR_AT(rope_empty) + slot * 8);
+                arrive_warp(PAIR_AT(rope_empty) + tile.slot * 8);
             }
             if (!(note & NOTE_MORE)) {
                 turns->piece++;
@@ -280,7 +298,7 @@ static __device__ __forceinline__ uint32_t own_tiles(const fmlac_pair_sm90a &all
         ptx_wgmma_wait<0>();
         ptx_wgmma_hold<128>(o);
         if (turn > 0) {
-            arrive_warp(PAIR_AT(empty) + before * 8);
+            arrive_warp(PAIR_AT(empty) + before.slot * 8);
         }
         if (there) {
             weigh_from(s, rows, bases, a);
@@ -328,16 +346,19 @@ template <int BLOCKS>
 static __device__ __forceinline__ void help_scores(const fmlac_pair_sm90a &all, const pair_view &v,
                                                    const pair_plan<BLOCKS> *m, pair_turns *turns)
 {
-    uint32_t turn = turns->scored, slot = await_tile<BLOCKS>(turn), note = uniform(tile_note(m, slot));
+    uint32_t turn = turns->scored;
+    tile_place tile = place_of(turn);
+    await_tile<BLOCKS>(turn);
+    uint32_t note = uniform(tile_note(m, tile.slot));
     if (note & NOTE_FIRST) {
         await_query<BLOCKS>(turns->piece, v.group);
     }
     float s[32];
-    pair_scores<BLOCKS, 0>(s, v, slot, NULL, 0);
+    pair_scores<BLOCKS, 0>(s, v, tile, NULL, 0);
     ptx_wgmma_wait<0>();
     ptx_wgmma_hold<32>(s);
     if (BLOCKS == 9) {
-        arrive_warp(PAIR_AT(rope_empty) + slot * 8);
+        arrive_warp(PAIR_AT(rope_empty) + tile.slot * 8);
     }
     send_scores<BLOCKS>(s, v, turn);
     turns->scored = turn + 1;
@@ -361,17 +382,17 @@ static __device__ __forceinline__ void pair_help(const fmlac_pair_sm90a &all, fl
         while (turns->there && turns->scored < turns->tile + 2) {
             help_scores<BLOCKS>(all, v, m, turns);
         }
-        uint32_t slot = ring_at<STAGES>(turns->tile).at;
+        tile_place tile = place_of(turns->tile);
         take_weights<BLOCKS>(a, factor, v, turns->message++);
-        note = uniform(tile_note(m, slot));
+        note = uniform(tile_note(m, tile.slot));
         bool fresh = (note & NOTE_FIRST) != 0;
         if (!fresh && __any_sync(0xFFFFFFFFu, factor[0] != 1.0f || factor[1] != 1.0f)) {
             rescale(o, factor);
         }
-        pair_values<BLOCKS>(o, a, v, slot, !fresh);
+        pair_values<BLOCKS>(o, a, tile, !fresh);
         ptx_wgmma_wait<0>();
         ptx_wgmma_hold<128>(o);
-        arrive_warp(PAIR_AT(empty) + slot * 8);
+        arrive_warp(PAIR_AT(empty) + tile.slot * 8);
         turns->tile++;
     } while (note & NOTE_MORE);
     take_weights<BLOCKS>(a, factor, v, turns->message++);
