@@ -29,15 +29,25 @@ static __device__ __forceinline__ uint32_t to_peer(void)
     return ptx_cluster_address(base, ptx_cluster_rank() ^ 1) - base;
 }
 
+/*
+ * Cycles from one of a thread's stores of scores to the next. Eight at once would take no longer to set out than they
+ * need to be issued, but as long to arrive as the link needs for 16 KiB, and the owner's weights of this block, which
+ * the peer waits for, would be behind them.
+ */
+#define SCORES_PACE 100
+
 /* The helper's part of the scores of tile `turn`. */
 template <int BLOCKS>
 static __device__ __forceinline__ void send_scores(const float s[32], const pair_view &v, uint32_t turn)
 {
     uint32_t peer = to_peer();
     ptx_mbarrier_wait(PAIR_AT(scores_empty), (turn & 1) ^ 1);
+    uint32_t begin = ptx_clock();
 #pragma unroll
     for (int j = 0; j < 8; j++) {
         ptx_store_remote_128(PAIR_AT(scores) + peer + v.at + j * 2048, s + 4 * j, PAIR_AT(scores_full) + peer);
+        while (j < 7 && ptx_clock() - begin < (uint32_t)(j + 1) * SCORES_PACE) {
+        }
     }
 }
 
