@@ -30,9 +30,9 @@ static __device__ __forceinline__ uint32_t to_peer(void)
 }
 
 /*
- * Cycles from one of a thread's stores of scores to the next. Eight at once would take no longer to set out than they
- * need to be issued, but as long to arrive as the link needs for 16 KiB, and the owner's weights of this block, which
- * the peer waits for, would be behind them.
+ * Cycles from one of a thread's stores of scores to the next: about as fast as the link takes them. V4.1 is 3 % faster
+ * than with all eight at once, with anything from 60 to 120. Why is a guess: the weights that this block's owner sends,
+ * which the peer waits for, are behind as few of them as can be.
  */
 #define SCORES_PACE 100
 
