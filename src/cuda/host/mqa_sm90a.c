@@ -367,14 +367,16 @@ static bool plain_paged(const fmlac_mqa *p)
            !p->main.bound.data && p->h_kv == 1;
 }
 
-/* Q and, of index lists of rows, the output by TMA, where maps can describe them (border.cuh). A warp's box of output
- * must not reach into another KV head's heads. */
+/* Q and, of index lists of rows and pages in turns, the output by TMA, where maps can describe them (border.cuh). A
+ * warp's box of output must not reach into another KV head's heads. */
 static void encode_border(const fmlac_state *state, const fmlac_kernel *kernel, const fmlac_mqa *p, fmlac_mqa_sm90a *to)
 {
     bool indexed = p->main.kind == FMLAC_LIST_INDEXED, apart = p->h_kv == 1 || p->h_q / p->h_kv % FMLAC_HOPPER_BOX == 0;
     to->has_q = takes_q(kernel, p) && p->scale > 0.0f &&
                 encode_rows(state, p, &p->q, (int32_t)p->d_qk, FMLAC_HOPPER_ROWS, 64, &to->q);
-    to->has_out = indexed && is_plain(&p->main) && apart && p->d_v == FMLAC_OUT_COLUMNS && p->out.dtype == p->q.dtype &&
+    bool mapped = indexed ? is_plain(&p->main)
+                          : kernel == &kernels[IN_TURNS][p->q.dtype == FMLAC_F16][p->d_qk > 512] && takes_q(kernel, p);
+    to->has_out = mapped && apart && p->d_v == FMLAC_OUT_COLUMNS && p->out.dtype == p->q.dtype &&
                   (uintptr_t)p->out.data % 16 == 0 &&
                   encode_rows(state, p, &p->out, FMLAC_OUT_COLUMNS, FMLAC_HOPPER_BOX, 64, &to->out);
 }
