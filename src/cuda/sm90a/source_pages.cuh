@@ -188,6 +188,9 @@ static __device__ __forceinline__ void produce_pages(const fmlac_mqa_sm90a &all,
                 copy_tile<BLOCKS>(all, w, m, (t - begin) & 1, tile_parity(uses, t - begin), t, place, t + 1 < end);
             }
         }
+        if (!TURNS || half == 1) {
+            prefetch_result(p.cut, c);
+        }
         uses = uses_after(uses, end - begin);
         ptx_mbarrier_arrive(ptx_shared_address(&m->piece_free[i & 1]));
     }
