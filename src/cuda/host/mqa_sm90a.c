@@ -16,6 +16,7 @@
 #define SHORT_MAX     (INT32_MAX - 4096) /* the kernels count positions, slots and rows in 32 bits */
 #define SHARED_MAX    232448
 #define FEW_LEAST     1024                /* tokens of a multiprocessor */
+#define TURNS_LEAST   12288               /* for two blocks a list: tokens of one, and of a multiprocessor */
 #define L2_POOL_BYTES ((int64_t)40 << 20) /* of a pool that stays in L2 beside the rest of a call */
 
 extern void fmlak_mqa_pages_bf16_512_sm90a(void);
@@ -224,14 +225,17 @@ static bool is_short(const fmlac_list *list)
 }
 
 /* Whether more than two blocks attend a list, on average in ragged batches: then L2 answers soon enough for tiles in
- * turn. Both orders give the same bits. */
+ * turn. With two it pays where lists are long and there is much to do; how long they are is known on the device alone,
+ * so what counts is how long they may be, and how much the pool holds. Both orders give the same bits. */
 static bool takes_turns(const fmlac_state *state, const fmlac_mqa *p)
 {
     if (state->turns != 0) {
         return state->turns > 0;
     }
     int64_t queries = p->cu_seqlens_q ? p->num_tokens / (p->batch > 0 ? p->batch : 1) : p->s_q;
-    return queries * (p->h_q / p->h_kv) > 2 * FMLAC_HOPPER_ROWS;
+    int64_t rows = queries * (p->h_q / p->h_kv), tokens = p->main.pool.num_pages * p->main.pool.page_size;
+    bool is_long = p->main.capacity >= TURNS_LEAST && tokens >= (int64_t)state->processors * TURNS_LEAST;
+    return rows > 2 * FMLAC_HOPPER_ROWS || (rows > FMLAC_HOPPER_ROWS && is_long);
 }
 
 /* The same for index lists: whether many blocks attend tokens of a pool that L2 holds. */
@@ -367,14 +371,16 @@ static bool plain_paged(const fmlac_mqa *p)
            !p->main.bound.data && p->h_kv == 1;
 }
 
-/* Q and, of index lists of rows, the output by TMA, where maps can describe them (border.cuh). A warp's box of output
- * must not reach into another KV head's heads. */
+/* Q and, of index lists of rows and pages in turns, the output by TMA, where maps can describe them (border.cuh). A
+ * warp's box of output must not reach into another KV head's heads. */
 static void encode_border(const fmlac_state *state, const fmlac_kernel *kernel, const fmlac_mqa *p, fmlac_mqa_sm90a *to)
 {
     bool indexed = p->main.kind == FMLAC_LIST_INDEXED, apart = p->h_kv == 1 || p->h_q / p->h_kv % FMLAC_HOPPER_BOX == 0;
     to->has_q = takes_q(kernel, p) && p->scale > 0.0f &&
                 encode_rows(state, p, &p->q, (int32_t)p->d_qk, FMLAC_HOPPER_ROWS, 64, &to->q);
-    to->has_out = indexed && is_plain(&p->main) && apart && p->d_v == FMLAC_OUT_COLUMNS && p->out.dtype == p->q.dtype &&
+    bool mapped = indexed ? is_plain(&p->main)
+                          : kernel == &kernels[IN_TURNS][p->q.dtype == FMLAC_F16][p->d_qk > 512] && takes_q(kernel, p);
+    to->has_out = mapped && apart && p->d_v == FMLAC_OUT_COLUMNS && p->out.dtype == p->q.dtype &&
                   (uintptr_t)p->out.data % 16 == 0 &&
                   encode_rows(state, p, &p->out, FMLAC_OUT_COLUMNS, FMLAC_HOPPER_BOX, 64, &to->out);
 }

@@ -49,6 +49,16 @@ PTX_INLINE void ptx_store_remote_128(uint32_t remote, const float x[4], uint32_t
         : "memory");
 }
 
+/* The same if `wanted` is not 0, without a jump. */
+PTX_INLINE void ptx_store_remote_128_if(uint32_t remote, const float x[4], uint32_t remote_barrier, uint32_t wanted)
+{
+    asm volatile(
+        "{.reg .pred p; setp.ne.b32 p, %6, 0;\n"
+        "@p st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];}" ::"r"(remote),
+        "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]), "r"(remote_barrier), "r"(wanted)
+        : "memory");
+}
+
 /* Numbers in a block's shared memory. */
 PTX_INLINE float ptx_load_remote(uint32_t remote)
 {

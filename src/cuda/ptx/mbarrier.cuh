@@ -57,6 +57,17 @@ PTX_INLINE bool ptx_mbarrier_try(uint32_t barrier, uint32_t parity)
     return done != 0;
 }
 
+/* Looks once and at once. */
+PTX_INLINE bool ptx_mbarrier_test(uint32_t barrier, uint32_t parity)
+{
+    uint32_t done;
+    asm volatile("{.reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.b32 %0, 1, 0, p;}"
+                 : "=r"(done)
+                 : "r"(barrier), "r"(parity)
+                 : "memory");
+    return done != 0;
+}
+
 /* What a waiting thread does when it has looked in vain; tests count there. */
 #ifndef PTX_WAIT_HOOK
 #define PTX_WAIT_HOOK(barrier, parity, looks)

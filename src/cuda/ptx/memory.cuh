@@ -30,6 +30,14 @@ PTX_INLINE uint32_t ptx_thread(void)
     return x;
 }
 
+/* Cycles of this multiprocessor, from any time on. */
+PTX_INLINE uint32_t ptx_clock(void)
+{
+    uint32_t cycles;
+    asm volatile("mov.u32 %0, %%clock;" : "=r"(cycles)::"memory");
+    return cycles;
+}
+
 PTX_INLINE void ptx_store_shared_u32(uint32_t address, uint32_t x)
 {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");

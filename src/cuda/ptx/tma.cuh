@@ -47,6 +47,12 @@ template <int PENDING> PTX_INLINE void ptx_tma_wait_read(void)
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
 }
 
+/* Brings a run of bytes to L2; address and size are multiples of 16. */
+PTX_INLINE void ptx_bulk_prefetch_l2(const void *global, uint32_t bytes)
+{
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
+}
+
 /* A run of bytes; both addresses and the size are multiples of 16. */
 PTX_INLINE void ptx_bulk_load(uint32_t shared, const void *global, uint32_t bytes, uint32_t barrier)
 {

@@ -95,6 +95,15 @@ template <int N> PTX_INLINE void ptx_wgmma_hold(float *d)
                  : PTX_F32x32(d, 0)                                                                                    \
                  : "r"(a), "r"(b), "r"(p), "n"(upper))
 
+#define PTX_WGMMA_N64_RS(type, d, a, b, p)                                                                             \
+    asm volatile("{.reg .pred p; .reg .b64 b; setp.ne.b32 p, %37, 0; mov.b64 b, {%36, %38}; "                          \
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " "                                       \
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "                   \
+                 "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "                             \
+                 "{%32, %33, %34, %35}, b, p, 1, 1, 0;}"                                                               \
+                 : PTX_F32x32(d, 0)                                                                                    \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(p), "n"(PTX_WGMMA_UPPER))
+
 #define PTX_WGMMA_N128_SS(type, d, a, b, p)                                                                            \
     asm volatile("{.reg .pred p; .reg .b64 a, b; setp.ne.b32 p, %66, 0; "                                              \
                  "mov.b64 a, {%64, %67}; mov.b64 b, {%65, %67}; "                                                      \
@@ -181,7 +190,17 @@ template <int F16> PTX_INLINE void ptx_wgmma_n64_ss(float *d, uint32_t a, uint32
     }
 }
 
-/* The same; rows of both are 64 bytes. */
+/* The same, A in registers. */
+template <int F16> PTX_INLINE void ptx_wgmma_n64_rs(float *d, const uint32_t a[4], uint32_t b, int accumulate)
+{
+    if (F16) {
+        PTX_WGMMA_N64_RS("f16", d, a, b, accumulate);
+    } else {
+        PTX_WGMMA_N64_RS("bf16", d, a, b, accumulate);
+    }
+}
+
+/* d (64 x 64), A in shared memory; rows of both are 64 bytes. */
 PTX_INLINE void ptx_wgmma_n64_ss_narrow(float *d, uint32_t a, uint32_t b, int accumulate)
 {
     PTX_WGMMA_N64_SS("bf16", d, a, b, PTX_WGMMA_UPPER_64, accumulate);

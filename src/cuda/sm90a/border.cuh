@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * border.cuh: Q by TMA, for all sources, and from one piece to the next where tokens come as rows, whose output is
- * moved by TMA, too: the next Q sets out when the follower has the last weights (in turns: its last values), since
- * nobody reads Q then, and the output goes through the slot of the last tile, whose halves are free when it has left.
- * The follower sees to all of that, so that the leader can begin with the next scores as soon as it has laid its half
- * down.
+ * border.cuh: Q by TMA, for all sources, and from one piece to the next where tokens come as rows, or as pages in
+ * turns, whose output is moved by TMA, too: the next Q sets out when the follower has the last weights (in turns: its
+ * last values), since nobody reads Q then, and the output goes through the slot of the last tile, whose halves are free
+ * when it has left. The follower sees to all of that, so that the leader can begin with the next scores as soon as it
+ * has laid its half down; but Q of pages in turns is asked for by a producer (ask_queries in source_pages.cuh).
  *
  * What no tensor map can describe (encode_border in host/mqa_sm90a.c decides) goes the way of the other sources, in the
  * same places.
@@ -24,18 +24,25 @@ static __device__ __forceinline__ bool has_mapped_q(const fmlac_mqa_sm90a &all)
     return MAPPED_Q && all.has_q;
 }
 
+/* Where row `row` of a piece is in maps: its head; its query token adds to `inner`. */
+static __device__ __forceinline__ int32_t mapped_head(const fmlac_work &w, int32_t row, int32_t *inner)
+{
+    int32_t head = w.kv_head * w.group + (int32_t)w.row0 + row;
+    if (MAPPED_Q && w.queries > 1) { /* one KV head, and all rows are of one query token */
+        const int32_t token = (int32_t)((uint32_t)head / (uint32_t)w.group);
+        *inner += token;
+        head -= token * w.group;
+    }
+    return head;
+}
+
 /* One thread asks for the Q of a piece; `outer`, `inner`: its query token, as tensors count them. */
 template <int BLOCKS>
 static __device__ __forceinline__ void ask_q(const fmlac_mqa_sm90a &all, plan<BLOCKS> *m, const fmlac_work &w,
                                              int32_t outer, int32_t inner)
 {
     const uint32_t full = ptx_shared_address(&m->q_full);
-    int32_t head = w.kv_head * w.group + (int32_t)w.row0;
-    if (MAPPED_Q && w.queries > 1) { /* one KV head, and all rows are of one query token */
-        const int32_t token = (int32_t)((uint32_t)head / (uint32_t)w.group);
-        inner += token;
-        head -= token * w.group;
-    }
+    const int32_t head = mapped_head(w, 0, &inner);
     ptx_mbarrier_arrive_expect(full, BLOCKS * BLOCK_BYTES);
 #pragma unroll 1
     for (int block = 0; block < BLOCKS; block++) {
@@ -77,20 +84,23 @@ static __device__ __forceinline__ void take_q(const fmlac_mqa_sm90a &all, plan<B
     parity ^= 1;
 }
 
-/* The same for the other sources: a producer has asked for the first piece's, start_next_q for later ones, or else the
- * follower's first thread does. Sums of the piece before have been read behind it. */
-template <int BLOCKS>
+/* The same for the other sources: a producer has asked for the first piece's, start_next_q or, in turns, a producer
+ * for later ones, or else the follower's first thread does. But in turns, where end_piece sees to it, sums of the piece
+ * before have been read behind it. */
+template <int BLOCKS, int TURNS>
 static __device__ __forceinline__ void take_mapped_q(const fmlac_mqa_sm90a &all, plan<BLOCKS> *m, const piece &c,
                                                      uint32_t i, bool waits)
 {
-    if (ptx_thread() == 128 && i > 0 && !c.early) {
+    if (!TURNS && ptx_thread() == 128 && i > 0 && !c.early) {
         ask_q(all, m, c.work, c.outer, c.inner);
     }
     __syncwarp();
     if (waits) {
         ptx_mbarrier_wait(ptx_shared_address(&m->q_full), i & 1);
     }
-    ptx_barrier_sync(BARRIER_MMA, 256);
+    if (!TURNS) {
+        ptx_barrier_sync(BARRIER_MMA, 256);
+    }
 }
 
 /* The follower has the last weights of a piece: Q of piece i, which the scout has found or is about to find. parity: of
@@ -138,12 +148,12 @@ static __device__ __forceinline__ void send_output(const fmlac_mqa_sm90a &all, c
 {
     int first = (int)ptx_thread() % 128 / 32 * OUT_ROWS;
     if (ptx_thread() % 32 == 0) {
-        int32_t head = c.work.kv_head * c.work.group + (int32_t)c.work.row0 + first;
+        int32_t inner = c.inner, head = mapped_head(c.work, first, &inner);
         if (first < c.work.rows) {
 #pragma unroll 1
             for (int block = 0; block < 4; block++) {
                 ptx_tma_store_4d(&all.out, at + block * TILE_BYTES + first * 128, half * (OUT_COLUMNS / 2) + block * 64,
-                                 head, c.inner, c.outer);
+                                 head, inner, c.outer);
             }
         }
         ptx_tma_commit();

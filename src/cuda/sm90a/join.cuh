@@ -21,9 +21,11 @@
 #define FLASHMLA_CUDA_SM90A_JOIN_CUH
 
 #include "ptx/grid.cuh"
+#include "ptx/tma.cuh"
 #include "softmax.cuh"
 
 #define RESULT_FLOATS (ROWS * OUT_COLUMNS)
+#define WARP_FLOATS   (RESULT_FLOATS / 8)   /* of a warp */
 #define AHEAD         (TOKENS < 64 ? 4 : 8) /* loads of a thread that are under way together: registers */
 
 /* Where the result that begins with a piece is left: block's first piece at 2 block, its last one behind it. */
@@ -32,15 +34,30 @@ static __device__ __forceinline__ int64_t place_of(const fmlac_cut &cut, const p
     return ((int64_t)c.head + index * (int32_t)cut.columns) * 2 + (index == 0);
 }
 
-/* A thread's share of a result: 16 bytes in each of 32 lines of its warpgroup. */
+/* A thread's share of a result: 16 bytes in each of 32 runs of its warp. */
 static __device__ __forceinline__ float *share_of(const fmlac_cut &cut, int64_t place, int half)
 {
-    return cut.partial + place * RESULT_FLOATS + half * (RESULT_FLOATS / 2) + ptx_thread() % 128 * 4;
+    return cut.partial + place * RESULT_FLOATS + half * (RESULT_FLOATS / 2) + ptx_thread() % 128 / 32 * WARP_FLOATS +
+           ptx_thread() % 32 * 4;
 }
 
 static __device__ __forceinline__ float4 *scalars_of(const fmlac_cut &cut, int64_t place)
 {
     return (float4 *)cut.partial_scalar + place * ROWS;
+}
+
+/* What a list's first piece will most likely meet, since it is the last of its block: by one thread to L2, ahead of
+ * time. If nobody has left it yet, nothing is wrong. */
+static __device__ __forceinline__ void prefetch_result(const fmlac_cut &cut, const piece &c)
+{
+    if (c.pieces > 1 && c.index == 0) {
+        const int64_t place = place_of(cut, c, 1);
+        const float *from = cut.partial + place * RESULT_FLOATS;
+        const uint32_t bytes = (uint32_t)(c.work.rows + 15) / 16 * WARP_FLOATS * 4;
+        ptx_bulk_prefetch_l2(from, bytes);
+        ptx_bulk_prefetch_l2(from + RESULT_FLOATS / 2, bytes);
+        ptx_bulk_prefetch_l2(scalars_of(cut, place), ROWS * 16);
+    }
 }
 
 /* Whether a warp has rows of a piece: the others leave and add nothing. */
@@ -59,7 +76,7 @@ static __device__ __forceinline__ void leave_result(const fmlac_cut &cut, const 
 #pragma unroll
         for (int j = 0; j < 32; j++) {
             float4 four = {o[4 * j], o[4 * j + 1], o[4 * j + 2], o[4 * j + 3]};
-            *(float4 *)(to + j * 512) = four;
+            *(float4 *)(to + j * 128) = four;
         }
     }
     if (row < ROWS) {
@@ -81,7 +98,7 @@ static __device__ __forceinline__ void add_some(float o[4 * AHEAD], const float 
     float4 x[AHEAD];
 #pragma unroll
     for (int j = 0; j < AHEAD; j++) {
-        x[j] = *(const float4 *)(from + j * 512);
+        x[j] = *(const float4 *)(from + j * 128);
     }
 #pragma unroll
     for (int j = 0; j < AHEAD; j++) {
@@ -118,7 +135,7 @@ static __device__ __forceinline__ void add_result(const fmlac_cut &cut, const pi
 #pragma unroll
         for (uint32_t k = 0; k < 128; k += 4 * AHEAD) {
             if (at == k) {
-                add_some(o + k, from + k * 128, u, v);
+                add_some(o + k, from + k * 32, u, v);
             }
         }
     }

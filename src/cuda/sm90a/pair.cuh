@@ -17,11 +17,11 @@
  * Accumulators of a warpgroup: output 64 x 256 (128 registers per thread), scores 64 x 64 (32), weights as an A operand
  * (16).
  *
- * SHARED MEMORY  struct pair_plan (pair_plan.cuh): Q | three half tiles | scores, weights of the peer | raw ring
+ * SHARED MEMORY  struct pair_plan (pair_plan.cuh): Q | half tiles | scores, weights of the peer | raw rows
  *
  * BARRIERS           arrivals                made by                       waited for by    protects
  *   full[3]            8 units, and 32         expand, and RoPE              warpgroups       a half tile, its note
- *                      copies of RoPE dims
+ *                      copies of RoPE dims                                   (tile 0: RoPE)
  *   empty[3]           8 warps                 warpgroups, after the values  expand, RoPE     the same
  *   rope_empty[3]      8 warps                 warpgroups, after the scores  RoPE             RoPE dims on top of 512
  *   scores_full        1 and 16384 bytes       the peer's helper             owner            scores
@@ -42,6 +42,14 @@
  *   named 3 + w        128                     warpgroup w                   itself           Q's place, after its last
  *                                                                                             scores in all warps
  *
+ * FULL: nobody arrives for tile t at full[t % 3] before tile t - 3 is full there; one phase would have more arrivals
+ * than it counts. Expanding warps, and RoPE dims on top, wait until all warps have freed tile t - 3, or its RoPE dims;
+ * who frees any has waited for the tile. V4's RoPE dims, in a ring of four last blocks, wait until t - 4 is free: an
+ * owner frees it after the scores of t - 3, a helper too, because its scores are two tiles ahead of its values. Both
+ * have waited for t - 3 then, unless there is none; and t - 1, the next in the stage of t - 4, is not free before they
+ * have waited for t, so that no phase is missed. Tiles 0, 1, 2 are the first in their stages. Tile 3 has a last block
+ * that nobody need free, so its RoPE dims wait until tile 0 is full.
+ *
  * ORDER, tile t, whatever piece it is of:
  *   owner                                            helper
  *     scores of t on the block's dims  full[t]         takes weights of t          weights_full
@@ -49,59 +57,62 @@
  *     adds the fellow's scores of t    scores_full     += weights of t * values of t
  *     maxima, references                               frees t
  *     frees t - 1                                      scores of t + 2             full[t + 2]
- *     weights of t; sends them         weights_empty   sends them                  scores_empty
+ *     weights of t                                     sends them                  scores_empty
  *     moves the output to new references, seldom
- * So the helper is two tiles ahead with scores, and neither waits for what the other has just begun. Tiles of the next
- * piece follow those of a piece at once: its Q is asked for as soon as the last scores are there; the owner sends what
- * rows are multiplied by in the end as one more message, and writes the output when it has sent the weights of the next
- * piece's first tile; the helper after the last values. An empty list is a tile of no tokens. The owner's first product
- * with values is overwritten by the second, its last scores are of nothing: products must not be conditional.
+ *     sends the weights                weights_empty
+ * So the helper is two tiles ahead with scores, and neither waits for what the other has just begun. The owner's
+ * weights go out between the products of the next scores, a store behind every third; at once where the next tile is
+ * not there yet, and before whatever is rare. Tiles of the next piece follow those of a piece at once: its Q is asked
+ * for as soon as the last scores are there; the owner sends what rows are multiplied by in the end as one more message,
+ * and writes the output when it has sent the weights of the next piece's first tile; the helper after the last values.
+ * An empty list is a tile of no tokens. The owner's first product with values is overwritten by the second, its last
+ * scores are of nothing: products must not be conditional.
  */
 #ifndef FLASHMLA_CUDA_SM90A_PAIR_CUH
 #define FLASHMLA_CUDA_SM90A_PAIR_CUH
 
 #include "output.cuh"
+#include "pair_exchange.cuh"
 #include "pair_expand.cuh"
-#include "ptx/cluster.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/wgmma.cuh"
 #include "softmax.cuh"
 
-#include <stddef.h>
-
-/* What a thread of a warpgroup keeps. Registers are full while tiles are multiplied: what is needed only before and
- * after is read anew there (ptx_thread, ptx_cluster_rank), and the compiler must not know that it is the same. */
-typedef struct pair_view {
-    uint32_t at; /* of the thread's part in a message */
-    int group;   /* warpgroup */
-} pair_view;
-
-#define PAIR_AT(member) (ptx_shared_address(ptx_shared()) + (uint32_t)offsetof(pair_plan<BLOCKS>, member))
-
-/* From an address of this block to the same one of the other. */
-static __device__ __forceinline__ uint32_t to_peer(void)
-{
-    uint32_t base = ptx_shared_address(ptx_shared());
-    return ptx_cluster_address(base, ptx_cluster_rank() ^ 1) - base;
-}
-
 /* ---- products ---------------------------------------------------------------------------------------------------- */
 
-/* s = Q * tile^T over the block's dims; ends with the commit. */
-template <int BLOCKS> static __device__ __forceinline__ void pair_scores(float s[32], const pair_view &v, uint32_t slot)
+/* Where the last block of a half tile is. */
+template <int BLOCKS> static __device__ __forceinline__ uint32_t last_block(tile_place tile)
 {
+    return BLOCKS == 9 ? PAIR_AT(k) + tile.slot * HALF_BLOCKS * BLOCK_BYTES + (HALF_BLOCKS - 1) * BLOCK_BYTES
+                       : PAIR_AT(k_last) + tile.last * BLOCK_BYTES;
+}
+
+/* s = Q * tile^T over the block's dims; ends with the commit. OWNER: and the weights of the tile before, whose factors
+ * are 1, go to the helper behind every third product, if `waiting`. */
+template <int BLOCKS, int OWNER>
+static __device__ __forceinline__ void pair_scores(float s[32], const pair_view &v, tile_place tile,
+                                                   const uint32_t a[16], uint32_t waiting)
+{
+    const float ones[4] = {1.0f, 1.0f, 0.0f, 0.0f};
+    uint32_t peer = OWNER ? to_peer() : 0;
     uint32_t q = ptx_wgmma_tile(PAIR_AT(q) + v.group * HALF_BLOCKS * BLOCK_BYTES, BLOCK_BYTES);
-    uint32_t k = ptx_wgmma_tile(PAIR_AT(k) + slot * HALF_BLOCKS * BLOCK_BYTES, BLOCK_BYTES);
+    uint32_t k = ptx_wgmma_tile(PAIR_AT(k) + tile.slot * sizeof(pair_plan<BLOCKS>::k[0]), BLOCK_BYTES);
+    uint32_t last = ptx_wgmma_tile(last_block<BLOCKS>(tile), BLOCK_BYTES);
     ptx_wgmma_hold<32>(s);
     ptx_wgmma_fence();
 #pragma unroll
     for (int i = 0; i < HALF_BLOCKS * 4; i++) {
         uint32_t offset = i / 4 * BLOCK_BYTES + i % 4 * 32;
-        ptx_wgmma_n64_ss<0>(s, ptx_wgmma_advance(q, offset), ptx_wgmma_advance(k, offset), i > 0);
+        ptx_wgmma_n64_ss<0>(
+            s, ptx_wgmma_advance(q, offset),
+            i / 4 == HALF_BLOCKS - 1 ? ptx_wgmma_advance(last, i % 4 * 32) : ptx_wgmma_advance(k, offset), i > 0);
+        if (OWNER && i % 3 == 0 && i / 3 < WEIGHT_PARTS) {
+            send_part<BLOCKS>(a, ones, v, i / 3, peer, waiting);
+        }
     }
     if (BLOCKS == 9) {
         uint32_t q_rope = ptx_wgmma_tile(PAIR_AT(q_rope) + v.group * NARROW_BYTES, BLOCK_BYTES);
-        uint32_t k_rope = ptx_wgmma_tile(PAIR_AT(k_rope) + slot * NARROW_BYTES, BLOCK_BYTES);
+        uint32_t k_rope = ptx_wgmma_tile(PAIR_AT(k_last) + tile.slot * NARROW_BYTES, BLOCK_BYTES);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             ptx_wgmma_n64_ss_narrow(s, ptx_wgmma_advance(q_rope, i * 32), ptx_wgmma_advance(k_rope, i * 32), 1);
@@ -110,117 +121,31 @@ template <int BLOCKS> static __device__ __forceinline__ void pair_scores(float s
     ptx_wgmma_commit();
 }
 
-/* o = or += weights * values of the block's dims; ends with the commit. */
+/* o = or += weights * values of the block's dims; ends with the commit. A product takes two blocks, however far apart
+ * they are. */
 template <int BLOCKS>
-static __device__ __forceinline__ void pair_values(float o[128], const uint32_t a[16], const pair_view &v,
-                                                   uint32_t slot, int accumulate)
+static __device__ __forceinline__ void pair_values(float o[128], const uint32_t a[16], tile_place tile, int accumulate)
 {
-    uint32_t values = ptx_wgmma_tile(PAIR_AT(k) + slot * HALF_BLOCKS * BLOCK_BYTES, BLOCK_BYTES);
+    uint32_t at = PAIR_AT(k) + tile.slot * sizeof(pair_plan<BLOCKS>::k[0]), second = at + 2 * BLOCK_BYTES;
+    uint32_t low = ptx_wgmma_tile(at, BLOCK_BYTES), high = ptx_wgmma_tile(second, last_block<BLOCKS>(tile) - second);
     ptx_wgmma_hold<128>(o);
     ptx_wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        ptx_wgmma_n128_rs<0>(o, a + 4 * k, ptx_wgmma_advance(values, k * 2048), k > 0 || accumulate);
-        ptx_wgmma_n128_rs<0>(o + 64, a + 4 * k, ptx_wgmma_advance(values, 2 * BLOCK_BYTES + k * 2048),
-                             k > 0 || accumulate);
+        ptx_wgmma_n128_rs<0>(o, a + 4 * k, ptx_wgmma_advance(low, k * 2048), k > 0 || accumulate);
+        ptx_wgmma_n128_rs<0>(o + 64, a + 4 * k, ptx_wgmma_advance(high, k * 2048), k > 0 || accumulate);
     }
     ptx_wgmma_commit();
 }
 
-/* ---- the exchange: what a thread sends lies in pieces of 16 bytes, 2048 bytes apart ---------------------------------
- */
-
-/* The helper's part of the scores of tile `turn`. */
-template <int BLOCKS>
-static __device__ __forceinline__ void send_scores(const float s[32], const pair_view &v, uint32_t turn)
-{
-    uint32_t peer = to_peer();
-    ptx_mbarrier_wait(PAIR_AT(scores_empty), (turn & 1) ^ 1);
-#pragma unroll
-    for (int j = 0; j < 8; j++) {
-        ptx_store_remote_128(PAIR_AT(scores) + peer + v.at + j * 2048, s + 4 * j, PAIR_AT(scores_full) + peer);
-    }
-}
-
-/* A message has arrived in full: the barrier gets ready for the next one. Before this warp lets the peer send it. */
-static __device__ __forceinline__ void await_message(uint32_t full, uint32_t number, uint32_t bytes)
-{
-    ptx_mbarrier_wait(full, number & 1);
-    if (threadIdx.x % 128 == 0) {
-        ptx_mbarrier_arrive_expect(full, bytes);
-    }
-}
-
-/* The warp has read a message, of which `seen` is made. */
-static __device__ __forceinline__ void release_message(uint32_t empty, uint32_t seen)
-{
-    if (arrives(threadIdx.x % 32, lane_after(seen))) {
-        ptx_mbarrier_arrive_remote(empty + to_peer());
-    }
-}
-
-/* The owner adds the peer's part. */
-template <int BLOCKS> static __device__ __forceinline__ void add_scores(float s[32], const pair_view &v, uint32_t turn)
-{
-    uint32_t seen = 0;
-    await_message(PAIR_AT(scores_full), turn, SCORE_BYTES);
-#pragma unroll
-    for (int j = 0; j < 8; j++) {
-        uint32_t x[4];
-        ptx_load_shared_128(x, PAIR_AT(scores) + v.at + j * 2048);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            s[4 * j + i] += __uint_as_float(x[i]);
-        }
-        seen ^= x[3];
-    }
-    release_message(PAIR_AT(scores_empty), seen);
-}
-
-/* Weights of a tile, and what the output so far must be multiplied by before. Factors: four lanes share two rows. */
-template <int BLOCKS>
-static __device__ __forceinline__ void send_weights(const uint32_t a[16], const float factor[2], const pair_view &v,
-                                                    uint32_t message)
-{
-    uint32_t peer = to_peer();
-    ptx_mbarrier_wait(PAIR_AT(weights_empty), (message & 1) ^ 1);
-    const float both[4] = {factor[0], factor[1], 0.0f, 0.0f};
-    if (threadIdx.x % 4 == 0) {
-        ptx_store_remote_128(PAIR_AT(weights) + peer + 8192 + v.at / 4, both, PAIR_AT(weights_full) + peer);
-    }
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        const float x[4] = {__uint_as_float(a[4 * j]), __uint_as_float(a[4 * j + 1]), __uint_as_float(a[4 * j + 2]),
-                            __uint_as_float(a[4 * j + 3])};
-        ptx_store_remote_128(PAIR_AT(weights) + peer + v.at + j * 2048, x, PAIR_AT(weights_full) + peer);
-    }
-}
-
-template <int BLOCKS>
-static __device__ __forceinline__ void take_weights(uint32_t a[16], float factor[2], const pair_view &v,
-                                                    uint32_t message)
-{
-    uint32_t both[4];
-    await_message(PAIR_AT(weights_full), message, WEIGHT_BYTES);
-    ptx_load_shared_128(both, PAIR_AT(weights) + 8192 + (v.at / 4 & ~15u));
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        ptx_load_shared_128(a + 4 * j, PAIR_AT(weights) + v.at + j * 2048);
-    }
-    factor[0] = __uint_as_float(both[0]);
-    factor[1] = __uint_as_float(both[1]);
-    release_message(PAIR_AT(weights_empty), both[1] ^ a[3] ^ a[7] ^ a[11] ^ a[15]);
-}
-
 /* ---- a warpgroup ------------------------------------------------------------------------------------------------- */
 
-/* Waits for tile `turn` to be there; returns its slot. */
-template <int BLOCKS> static __device__ __forceinline__ uint32_t await_tile(uint32_t turn)
+/* Waits for tile `turn` to be there. */
+template <int BLOCKS> static __device__ __forceinline__ void await_tile(uint32_t turn)
 {
     ring_place place = ring_at<STAGES>(turn);
     ptx_mbarrier_wait(PAIR_AT(full) + place.at * 8, place.use);
     ptx_fence_async_proxy(); /* by readers: it takes longer where tiles are written */
-    return place.at;
 }
 
 template <int BLOCKS> static __device__ __forceinline__ uint32_t tile_note(const pair_plan<BLOCKS> *m, uint32_t slot)
@@ -317,6 +242,21 @@ static __device__ __forceinline__ void pair_finish(const fmlac_pair_sm90a &all, 
     send_weights<BLOCKS>(a, factor, v, turns->message++);
 }
 
+/* Whether weights wait for the products of tile `turn`: if that is not there they go out at once. */
+template <int BLOCKS>
+static __device__ __forceinline__ uint32_t hold_weights(const uint32_t a[16], const pair_view &v, uint32_t turn,
+                                                        pair_turns *turns)
+{
+    ring_place place = ring_at<STAGES>(turn);
+    if (__all_sync(0xFFFFFFFFu, ptx_mbarrier_test(PAIR_AT(full) + place.at * 8, place.use))) {
+        ptx_mbarrier_wait(PAIR_AT(weights_empty), (turns->message & 1) ^ 1);
+        return 1;
+    }
+    const float ones[2] = {1.0f, 1.0f};
+    send_weights<BLOCKS>(a, ones, v, turns->message++);
+    return 0;
+}
+
 /* The owner's tiles, until anything else is due than the next one: after a piece's first and last, after one for which
  * the output must be multiplied, and at the end. Returns the note of the last one; 0: that was the end. */
 template <int BLOCKS>
@@ -324,24 +264,29 @@ static __device__ __forceinline__ uint32_t own_tiles(const fmlac_pair_sm90a &all
                                                      softmax_rows &rows, row_bases *bases, const pair_view &v,
                                                      pair_plan<BLOCKS> *m, pair_turns *turns)
 {
-    uint32_t note;
+    uint32_t note, waiting = 0; /* whether the weights are still here */
 #pragma unroll 1
     do {
-        uint32_t turn = turns->scored, before = ring_at<STAGES>(turn + STAGES - 1).at, slot = before;
+        uint32_t turn = turns->scored;
+        tile_place tile = place_of(turn), before = place_of(turn + STAGES * LASTS - 1);
         bool there = turns->there;
         note = 0;
+        if (waiting) {
+            waiting = hold_weights<BLOCKS>(a, v, turn, turns);
+        }
         if (there) {
-            slot = await_tile<BLOCKS>(turn);
-            note = uniform(tile_note(m, slot));
+            await_tile<BLOCKS>(turn);
+            note = uniform(tile_note(m, tile.slot));
         }
         float s[32];
-        pair_scores<BLOCKS>(s, v, slot); /* at the end: of any tile, and not used */
-        pair_values<BLOCKS>(o, a, v, before, !turns->fresh);
+        pair_scores<BLOCKS, 1>(s, v, tile, a, waiting); /* at the end: of any tile, and not used */
+        turns->message += waiting;
+        pair_values<BLOCKS>(o, a, before, !turns->fresh);
         ptx_wgmma_wait<1>();
         ptx_wgmma_hold<32>(s);
         if (there) {
             if (BLOCKS == 9) {
-                arrive_warp(PAIR_AT(rope_empty) + slot * 8);
+                arrive_warp(PAIR_AT(rope_empty) + tile.slot * 8);
             }
             if (!(note & NOTE_MORE)) {
                 turns->piece++;
@@ -353,15 +298,18 @@ static __device__ __forceinline__ uint32_t own_tiles(const fmlac_pair_sm90a &all
         ptx_wgmma_wait<0>();
         ptx_wgmma_hold<128>(o);
         if (turn > 0) {
-            arrive_warp(PAIR_AT(empty) + before * 8);
+            arrive_warp(PAIR_AT(empty) + before.slot * 8);
         }
         if (there) {
             weigh_from(s, rows, bases, a);
-            send_weights<BLOCKS>(a, bases->factor, v, turns->message++);
             turns->scored = turn + 1;
             turns->fresh = (note & NOTE_FIRST) != 0;
         }
-    } while ((note & (NOTE_FIRST | NOTE_MORE)) == NOTE_MORE && !bases->moves);
+        waiting = (note & (NOTE_FIRST | NOTE_MORE)) == NOTE_MORE && !bases->moves;
+    } while (waiting);
+    if (note != 0) {
+        send_weights<BLOCKS>(a, bases->factor, v, turns->message++);
+    }
     return note;
 }
 
@@ -398,16 +346,19 @@ template <int BLOCKS>
 static __device__ __forceinline__ void help_scores(const fmlac_pair_sm90a &all, const pair_view &v,
                                                    const pair_plan<BLOCKS> *m, pair_turns *turns)
 {
-    uint32_t turn = turns->scored, slot = await_tile<BLOCKS>(turn), note = uniform(tile_note(m, slot));
+    uint32_t turn = turns->scored;
+    tile_place tile = place_of(turn);
+    await_tile<BLOCKS>(turn);
+    uint32_t note = uniform(tile_note(m, tile.slot));
     if (note & NOTE_FIRST) {
         await_query<BLOCKS>(turns->piece, v.group);
     }
     float s[32];
-    pair_scores<BLOCKS>(s, v, slot);
+    pair_scores<BLOCKS, 0>(s, v, tile, NULL, 0);
     ptx_wgmma_wait<0>();
     ptx_wgmma_hold<32>(s);
     if (BLOCKS == 9) {
-        arrive_warp(PAIR_AT(rope_empty) + slot * 8);
+        arrive_warp(PAIR_AT(rope_empty) + tile.slot * 8);
     }
     send_scores<BLOCKS>(s, v, turn);
     turns->scored = turn + 1;
@@ -431,17 +382,17 @@ static __device__ __forceinline__ void pair_help(const fmlac_pair_sm90a &all, fl
         while (turns->there && turns->scored < turns->tile + 2) {
             help_scores<BLOCKS>(all, v, m, turns);
         }
-        uint32_t slot = ring_at<STAGES>(turns->tile).at;
+        tile_place tile = place_of(turns->tile);
         take_weights<BLOCKS>(a, factor, v, turns->message++);
-        note = uniform(tile_note(m, slot));
+        note = uniform(tile_note(m, tile.slot));
         bool fresh = (note & NOTE_FIRST) != 0;
         if (!fresh && __any_sync(0xFFFFFFFFu, factor[0] != 1.0f || factor[1] != 1.0f)) {
             rescale(o, factor);
         }
-        pair_values<BLOCKS>(o, a, v, slot, !fresh);
+        pair_values<BLOCKS>(o, a, tile, !fresh);
         ptx_wgmma_wait<0>();
         ptx_wgmma_hold<128>(o);
-        arrive_warp(PAIR_AT(empty) + slot * 8);
+        arrive_warp(PAIR_AT(empty) + tile.slot * 8);
         turns->tile++;
     } while (note & NOTE_MORE);
     take_weights<BLOCKS>(a, factor, v, turns->message++);

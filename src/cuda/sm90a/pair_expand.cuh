@@ -44,10 +44,17 @@ static __device__ __forceinline__ uint32_t load_codes(uint32_t kind, const expan
 
 /* Where a unit goes. */
 typedef struct expand_to {
-    uint32_t tile, first; /* address; row of the unit's first one */
-    uint32_t empty, use;  /* of the tile: barrier, parity; waited for before the first store */
-    uint32_t raw_empty;   /* barrier of the raw rows */
+    uint32_t tile, last; /* addresses: of the tile; of one all of which is contiguous with its last block */
+    uint32_t first;      /* row of the unit's first one */
+    uint32_t empty, use; /* of the tile: barrier, parity; waited for before the first store */
+    uint32_t raw_empty;  /* barrier of the raw rows */
 } expand_to;
+
+/* Where a lane's tile begins. */
+template <int BLOCKS> static __device__ __forceinline__ uint32_t lane_tile(const expand_lane &l, const expand_to &to)
+{
+    return l.dim < tile_blocks<BLOCKS>::OWN * 64 ? to.tile : to.last;
+}
 
 /*
  * Eight attended rows of one pool, four passes of two: nothing but loads, products and stores. The raw rows are
@@ -101,7 +108,7 @@ static __device__ __forceinline__ bool expand_easy(uint32_t kind, const expand_l
     }
     ptx_mbarrier_wait(to.empty, to.use);
     if (kind != 0) { /* two rows further on: 256 bytes, and one bit of the place in the row is another */
-        uint32_t at = to.tile + chunk_offset(to.first + l.token, l.dim / 8);
+        uint32_t at = lane_tile<BLOCKS>(l, to) + chunk_offset(to.first + l.token, l.dim / 8);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             if (i >= READY_PASSES) {
@@ -123,7 +130,7 @@ static __device__ __forceinline__ void expand_any(const fmlac_pool &pool, uint32
 #pragma unroll 1
     for (int i = 0; i < 4; i++) {
         uint32_t token = to.first + 2 * i + l.token;
-        uint32_t at = to.tile + chunk_offset(token, l.dim / 8), codes[4] = {0, 0, 0, 0};
+        uint32_t at = lane_tile<BLOCKS>(l, to) + chunk_offset(token, l.dim / 8), codes[4] = {0, 0, 0, 0};
         if (kind != 0 && token < count) {
             uint32_t bits = load_codes<BLOCKS>(kind, l, raw + i * raw_ring<BLOCKS>::TWO, codes);
             expand_16(pool, kind, codes, bits, at);
@@ -190,9 +197,12 @@ static __device__ __forceinline__ void expand(const fmlac_mqa &p, pair_plan<BLOC
                 ptx_mbarrier_wait(ptx_shared_address(&m->raw_full[raw.at]), raw.use);
                 uint32_t note = __shfl_sync(0xFFFFFFFFu, m->raw_notes[raw.at], 0);
                 bool extra = (note & NOTE_EXTRA) != 0;
-                expand_to to = {ptx_shared_address(m->k[stage.at]), (uint32_t)unit * UNIT_ROWS,
-                                ptx_shared_address(&m->empty[stage.at]), stage.use ^ 1,
-                                ptx_shared_address(&m->raw_empty[raw.at])};
+                uint32_t last = BLOCKS == 9 ? 0
+                                            : ptx_shared_address(m->k_last[number % LASTS]) -
+                                                  tile_blocks<BLOCKS>::OWN * BLOCK_BYTES;
+                expand_to to = {
+                    ptx_shared_address(m->k[stage.at]),      last,          (uint32_t)unit * UNIT_ROWS,
+                    ptx_shared_address(&m->empty[stage.at]), stage.use ^ 1, ptx_shared_address(&m->raw_empty[raw.at])};
                 expand_unit<BLOCKS>(
                     extra ? p.extra.pool : p.main.pool, l, extra ? extra_kind : kind, extra ? l.extra_kind : l.kind,
                     ptx_shared_address(m->raw[raw.at]) + unit % GROUP_UNITS * (UNIT_ROWS / 2 * raw_ring<BLOCKS>::TWO),

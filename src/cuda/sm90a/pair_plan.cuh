@@ -13,6 +13,7 @@
 #define HALF_BLOCKS  (PAIR_DIMS / 64)
 #define NARROW_BYTES 4096 /* 64 rows of 32 dims, swizzled by 64 bytes */
 #define STAGES       3
+#define LASTS        4 /* with d_qk 512: of the tiles' last blocks, which RoPE dims may be */
 #define PIECES       4 /* a helper that waits for Q of a piece may owe the output of the third before */
 #define GATHER_WARPS 2 /* and a third one where it has no RoPE dims to copy */
 #define EXPAND_WARPS 4
@@ -54,12 +55,21 @@ static_assert(raw_ring<8>::GROUPS % GATHER_WARPS == 0 && raw_ring<8>::GROUPS % (
 #define NOTE_EXTRA 256u
 #define NOTE_FIRST 512u
 
+/*
+ * Blocks of a tile that are a stage's OWN. With d_qk 512 the last one is in a ring of its own, of one more: RoPE dims,
+ * which come from far and straight into the tile, need not wait until the tile before last but one is free.
+ */
+template <int BLOCKS> struct tile_blocks {
+    enum { OWN = BLOCKS == 9 ? HALF_BLOCKS : HALF_BLOCKS - 1 };
+};
+
 template <int BLOCKS> struct pair_plan {
     typedef raw_ring<BLOCKS> ring;
     unsigned char q[2][HALF_BLOCKS][BLOCK_BYTES]; /* 64 rows per warpgroup */
-    unsigned char k[STAGES][HALF_BLOCKS][BLOCK_BYTES];
-    /* RoPE dims on top, 32 of them: Q of the warpgroups, tiles. */
-    unsigned char q_rope[2][BLOCKS == 9 ? NARROW_BYTES : 16], k_rope[STAGES][BLOCKS == 9 ? NARROW_BYTES : 16];
+    unsigned char k[STAGES][tile_blocks<BLOCKS>::OWN][BLOCK_BYTES];
+    /* Last blocks of tiles, or their 32 RoPE dims on top; the same of Q of the warpgroups. */
+    unsigned char k_last[BLOCKS == 9 ? STAGES : LASTS][BLOCKS == 9 ? NARROW_BYTES : BLOCK_BYTES];
+    unsigned char q_rope[2][BLOCKS == 9 ? NARROW_BYTES : 16];
     unsigned char scores[SCORE_BYTES];   /* by the peer's helper, of the rows that this block owns */
     unsigned char weights[WEIGHT_BYTES]; /* by the peer's owner, of the rows that it owns */
     unsigned char raw[ring::GROUPS][GROUP_ROWS / 2 * ring::TWO];
@@ -90,6 +100,17 @@ typedef struct ring_place {
 template <int N> static __device__ __forceinline__ ring_place ring_at(uint32_t n)
 {
     ring_place to = {n % N, n / N & 1};
+    return to;
+}
+
+/* Where tile n, counted over all pieces, lies: its stage and its last block. */
+typedef struct tile_place {
+    uint32_t slot, last;
+} tile_place;
+
+static __device__ __forceinline__ tile_place place_of(uint32_t n)
+{
+    tile_place to = {n % STAGES, n % LASTS};
     return to;
 }
 

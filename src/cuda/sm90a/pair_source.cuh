@@ -63,11 +63,11 @@ template <int CHUNKS> static __device__ __forceinline__ uint32_t rope_chunk(uint
     return CHUNKS == 8 ? chunk_offset(row, chunk) : row * 64 + ((chunk ^ (row >> 1 & 3)) << 4);
 }
 
-/* RoPE dims of the rows of a tile, whose places are known, to `to`, once use `use` of barrier `empty` is over. What
- * comes after the wait everybody waits for: so where rows lie is read before. */
+/* RoPE dims of the rows of a tile, whose places are known, to `to`, once use `use` of `barrier` is over. What comes
+ * after the wait everybody waits for: so where rows lie is read before. */
 template <int CHUNKS>
 static __device__ __forceinline__ void copy_rope(const fmlac_pool &pool, const token_place *places, uint32_t to,
-                                                 int32_t at, uint32_t empty, uint32_t use)
+                                                 int32_t at, uint32_t barrier, uint32_t use)
 {
     const int step = 32 / CHUNKS;
     int lane = threadIdx.x % 32, chunk = lane % CHUNKS, row0 = lane / CHUNKS;
@@ -76,7 +76,7 @@ static __device__ __forceinline__ void copy_rope(const fmlac_pool &pool, const t
     for (int i = 0; i < ROPE_AHEAD; i++) {
         from[i] = places[row0 + i * step].row;
     }
-    ptx_mbarrier_wait(empty, use);
+    ptx_mbarrier_wait(barrier, use);
     if (pool.aligned) {
 #pragma unroll
         for (int i = 0; i < TOKENS / step; i++) {
@@ -93,7 +93,11 @@ static __device__ __forceinline__ void copy_rope(const fmlac_pool &pool, const t
     }
 }
 
-/* The warp that copies RoPE dims into the tiles, where the block has some. */
+/*
+ * The warp that copies RoPE dims into the tiles, where the block has some. With d_qk 512 a tile's last block is where
+ * that of the fourth tile before was, which must be free; of the first four tiles, whose places nobody need free, the
+ * fourth waits until the first is full: its dims arrive at that one's stage (pair.cuh, FULL).
+ */
 template <int BLOCKS>
 static __device__ __forceinline__ void gather_rope(const fmlac_mqa &p, pair_plan<BLOCKS> *m, uint32_t rank)
 {
@@ -112,11 +116,14 @@ static __device__ __forceinline__ void gather_rope(const fmlac_mqa &p, pair_plan
             ring_place stage = ring_at<STAGES>(tile);
             int32_t at = pool.rope_offset + (BLOCKS == 9 ? rank * 64 : 0);
             if (BLOCKS == 9) {
-                copy_rope<4>(pool, places, ptx_shared_address(m->k_rope[stage.at]), at,
+                copy_rope<4>(pool, places, ptx_shared_address(m->k_last[stage.at]), at,
                              ptx_shared_address(&m->rope_empty[stage.at]), stage.use ^ 1);
             } else {
-                copy_rope<8>(pool, places, ptx_shared_address(m->k[stage.at][HALF_BLOCKS - 1]), at,
-                             ptx_shared_address(&m->empty[stage.at]), stage.use ^ 1);
+                ring_place before = ring_at<STAGES>(tile - LASTS);
+                bool early = tile < LASTS;
+                copy_rope<8>(pool, places, ptx_shared_address(m->k_last[tile % LASTS]), at,
+                             ptx_shared_address(early ? &m->full[stage.at] : &m->empty[before.at]),
+                             early ? stage.use ^ 1 : before.use);
             }
             if (pool.aligned) {
                 ptx_mbarrier_arrive_copies(ptx_shared_address(&m->full[stage.at]));

@@ -40,7 +40,8 @@ typedef struct fmlac_pair_sm90a {
 typedef struct fmlac_mqa_sm90a {
     fmlac_tensor_map pages; /* SOURCE_PAGES: the main pool as [h_kv][num_pages][page_size][d_qk], boxes of 64 x 64 */
     fmlac_mqa mqa;
-    /* Q, and of SOURCE_ROWS the output, as [batch][s_q][h_q][dims], boxes of 64 and of 16 heads x 64 dims */
+    /* Q, and of SOURCE_ROWS and in turns the output, as [batch][s_q][h_q][dims], boxes of 64 and of 16 heads x 64 dims
+     */
     fmlac_tensor_map q, out;
     int32_t has_q, has_out; /* whether they are there */
 } fmlac_mqa_sm90a;

@@ -37,8 +37,8 @@
 #define BARRIER_GROUP   3 /* + group: the 128 threads of a warpgroup that multiplies */
 #define BARRIER_MMA     5 /* both of these */
 #define BARRIER_SCORES  6 /* in turns: scores of an odd tile have been set out */
-#define BARRIER_SINKS   7 /* ROWS: sinks of the piece are there; ends of the one before have been read */
-#define BARRIER_ENDS    8 /* ROWS: rows' ends and half 0 of the output are in shared memory */
+#define BARRIER_SINKS   7 /* ROWS, in turns: sinks of the piece are there; ends of the one before have been read */
+#define BARRIER_ENDS    8 /* ROWS, in turns: rows' ends and half 0 of the output are in shared memory */
 
 static __device__ __forceinline__ void begin_named_barriers(void)
 {
@@ -147,6 +147,9 @@ template <int BLOCKS> struct plan {
     list_scan scans[SCAN_WARPS];
     int32_t guess[GUESSES]; /* first query token whose Q has set out before the scout found anything; -1: none */
     piece_walk walk;        /* the scout's own */
+#ifdef FMLAC_PAGED_ONLY
+    uint64_t q_free; /* in turns: the piece's last scores are there */
+#endif
     /* CODES: places of the tokens of tiles, and when they are known and used up; raw rows of a batch are there. */
     alignas(16) const uint8_t *places[PLACES][PLACED]; /* nullptr: not attended */
     uint32_t notes[PLACES][CODE_WARPS];

@@ -40,10 +40,11 @@ template <int BLOCKS> static __device__ __forceinline__ tile_view view_of(uint32
 
 /* ---- products ---------------------------------------------------------------------------------------------------- */
 
-/* s = Q * tile^T, portions FROM to END - 1 as they arrive; ends with the commit. `full`: the slot's first barrier. */
-template <int BLOCKS, int F16, int FROM, int END>
+/* s = Q * tile^T, portions FROM to END - 1 as they arrive; ends with the commit. `full`: the slot's first barrier.
+ * HELD: the first 16 HELD dims of Q are in registers, held[]. */
+template <int BLOCKS, int F16, int FROM, int END, int HELD = 0>
 static __device__ __forceinline__ void start_scores(float s[SCORES], uint32_t q, uint32_t k, uint32_t full,
-                                                    uint32_t parity)
+                                                    uint32_t parity, const uint32_t *held = nullptr)
 {
     if (FROM == 0) {
         ptx_wgmma_hold<SCORES>(s);
@@ -58,7 +59,9 @@ static __device__ __forceinline__ void start_scores(float s[SCORES], uint32_t q,
         for (int i = 0; i < 4; i++) {
             uint32_t of_q = ptx_wgmma_advance(q, at * BLOCK_BYTES + i * 32);
             uint32_t of_k = ptx_wgmma_advance(k, at * TILE_BYTES + i * 32);
-            if (TOKENS == 48) {
+            if (at == 0 && i < HELD) {
+                ptx_wgmma_n64_rs<F16>(s, held + 4 * i, of_k, i > 0);
+            } else if (TOKENS == 48) {
                 ptx_wgmma_n48_ss<F16>(s, of_q, of_k, at + i > 0);
             } else {
                 ptx_wgmma_n64_ss<F16>(s, of_q, of_k, at + i > 0);

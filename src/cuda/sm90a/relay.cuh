@@ -23,23 +23,26 @@
  *                  the mask), CODES 6 warps       of a tile is there                             more[] of the slot
  *   free[s][2]     4 (one per warp)               leader, follower: each its    producers        half of slot s
  *                                                 half; of a piece's last slot
- *                                                 with ROWS the follower both
+ *                                                 with ROWS or in turns the
+ *                                                 follower both
  *   piece_full[2]  1                              scout                         everybody        pieces[]
- *   piece_free[2]  8 + PAGES 1, ROWS 4, CODES 1   warps that read pieces        scout            pieces[]
+ *   piece_free[2]  8 + PAGES 1 (in turns 3),      warps that read pieces        scout            pieces[]
+ *                  ROWS 4, CODES 1
  *   named 1 + s    256                            leader                        follower         weights, references
  *   named 3        128                            leader                        itself           its writes into a tile
  *   named 4        128                            ROWS: follower                itself           sinks; Q's last use
  *   named 5        256                            both                          both             Q, row sums
  *   q_full         1 and the bytes                ROWS: the follower; PAGES,     leader (in       Q by TMA
- *                                                                               turns: both)
- *   named 7        256                            ROWS: follower                leader           sinks; ends of the
+ *                                                 in turns: producers           turns: both)
+ *   q_free         8                              PAGES in turns: both          producer         Q
+ *   named 7        256                            ROWS, in turns: follower      leader           sinks; ends of the
  *                                                                                                last piece are read
- *   named 8        256                            ROWS: leader                  follower         output's half 0, ends
+ *   named 8        256                            ROWS, in turns: leader        follower         output's half 0, ends
  * Block 8 (the rope dims) goes with half 1: once the scores are taken it holds the weights, which both read.
  * CODES: the leader waits for the follower's half of the tile before, too, since its weights lay where the next go.
  *
  * ORDER, for tile t in slot t & 1. With PAGES and ROWS there are kernels with another: tiles in turn (turns.cuh), where
- * of PAGES two lanes copy, of warps 8 and 10, half a tile each.
+ * of PAGES two lanes copy, of warps 8 and 10, half a tile each, and one of warp 11 asks for Q.
  *   leader: scores of t                   waits full[s]; 4 products per block, half 0 first
  *           weights of t                  once the scores are there; to shared memory, with their references; arrives
  *                                         at named 1 + s
@@ -71,7 +74,8 @@
 #include "together.cuh"
 #include "turns.cuh"
 
-#define RELAY_REGISTERS_PAGES 216 /* and in turns */
+#define RELAY_REGISTERS_PAGES 216 /* and of rows in turns */
+#define RELAY_REGISTERS_TURNS 224
 #define RELAY_REGISTERS_ROWS  208
 #define RELAY_REGISTERS_CODES 192
 
@@ -82,12 +86,14 @@ template <int SOURCE, int TURNS = 0> struct relay_of {
     static constexpr int PAGES = SOURCE == SOURCE_PAGES;
     static constexpr int PRODUCER_WARPS = SOURCE == SOURCE_CODES ? 8 : 4;
     static constexpr int THREADS = (MMA_WARPS + PRODUCER_WARPS) * 32;
-    static constexpr int REGISTERS = PAGES || TURNS          ? RELAY_REGISTERS_PAGES
+    static constexpr int REGISTERS = PAGES && TURNS          ? RELAY_REGISTERS_TURNS
+                                     : PAGES || TURNS        ? RELAY_REGISTERS_PAGES
                                      : SOURCE == SOURCE_ROWS ? RELAY_REGISTERS_ROWS
                                                              : RELAY_REGISTERS_CODES; /* of leader and follower */
     static constexpr int WIDE = SOURCE != SOURCE_CODES;                               /* products of 256 columns */
-    static constexpr int NEXT_Q = SOURCE == SOURCE_CODES; /* the next Q sets out before an output does */
-    static constexpr int BORDER = SOURCE == SOURCE_ROWS;  /* Q and output by TMA (border.cuh) */
+    static constexpr int NEXT_Q = SOURCE == SOURCE_CODES;         /* the next Q sets out before an output does */
+    static constexpr int BORDER = SOURCE == SOURCE_ROWS || TURNS; /* output by TMA (border.cuh) */
+    static constexpr int ASKS = SOURCE == SOURCE_ROWS;            /* who multiplies asks for Q by TMA */
 };
 
 /* ---- the leader -------------------------------------------------------------------------------------------------- */
@@ -163,7 +169,7 @@ static __device__ __forceinline__ uint32_t follow(float o[128], plan<BLOCKS> *m,
         }
         start_values_ss<F16, the::WIDE>(o, v.weights, v.values[HALF]);
         more = more_after(m, slot);
-        if (the::BORDER && more == 0 && all.has_q) {
+        if (the::ASKS && more == 0 && all.has_q) {
             ask_next_q(all, m, next, q_parity);
         }
         ptx_wgmma_wait<0>();
@@ -190,7 +196,7 @@ template <int BLOCKS> static __device__ __forceinline__ int32_t &own_guess(plan<
 
 /* What need not wait for the scout: Q and the first entries of the list that the first piece is most likely of. By the
  * block's first THREADS threads. */
-template <int BLOCKS, int BORDER, int THREADS>
+template <int BLOCKS, int ASKS, int THREADS>
 static __device__ __forceinline__ void first_q(const fmlac_mqa_sm90a &all, plan<BLOCKS> *m)
 {
     const fmlac_mqa &p = all.mqa;
@@ -200,7 +206,7 @@ static __device__ __forceinline__ void first_q(const fmlac_mqa_sm90a &all, plan<
     if (guessed && threadIdx.x < 32 && !is_whole(p)) {
         prefetch_list(p, w, begin, (int)threadIdx.x);
     }
-    if (guessed && BORDER && all.has_q) {
+    if (guessed && ASKS && all.has_q) {
         ask_first_q(all, m, w);
     } else if (guessed) {
         start_q<BLOCKS, THREADS>(p, w, m);
@@ -255,14 +261,14 @@ static __device__ __forceinline__ void start_next_q(const fmlac_mqa_sm90a &all, 
 template <int BLOCKS, int F16, int SOURCE, int TURNS>
 static __device__ __forceinline__ void consume(const fmlac_mqa_sm90a &all, plan<BLOCKS> *m)
 {
-    typedef relay_of<SOURCE> the;
+    typedef relay_of<SOURCE, TURNS> the;
     const fmlac_mqa &p = all.mqa;
     int group = __shfl_sync(0xFFFFFFFFu, (int)(threadIdx.x / 128), 0);
     slot_uses uses = 0;
     uint32_t q = ptx_wgmma_tile(ptx_shared_address(m->q), BLOCK_BYTES);
     uint32_t q_parity = 0;
-    if (the::BORDER || !has_mapped_q(all)) {
-        first_q<BLOCKS, the::BORDER, 256>(all, m);
+    if (!has_mapped_q(all)) {
+        first_q<BLOCKS, the::ASKS, 256>(all, m);
     }
 #pragma unroll 1
     for (uint32_t i = 0;; i++) {
@@ -272,10 +278,10 @@ static __device__ __forceinline__ void consume(const fmlac_mqa_sm90a &all, plan<
             ptx_copy_async_wait<0>();
             break;
         }
-        if (the::BORDER && all.has_q) {
+        if (the::ASKS && all.has_q) {
             take_q(all, m, c, i, uniform(own_guess(m)), TURNS || group == 0, q_parity);
         } else if (has_mapped_q(all)) {
-            take_mapped_q(all, m, c, i, TURNS || group == 0);
+            take_mapped_q<BLOCKS, TURNS>(all, m, c, i, TURNS || group == 0);
         } else {
             bring_q<BLOCKS>(p, m, c, i);
         }
@@ -310,11 +316,16 @@ static __device__ __forceinline__ void consume(const fmlac_mqa_sm90a &all, plan<
             join_cluster<BLOCKS>(p, c, o, m, group ^ LEADER_HALF);
             break; /* there is no other piece */
         }
+        if constexpr (the::PAGES && TURNS) {
+            if (all.has_q) {
+                arrive_together(ptx_shared_address(&m->q_free));
+            }
+        }
         if constexpr (the::BORDER) {
-            if (all.has_q && last == 0) {
+            if (the::ASKS && all.has_q && last == 0) {
                 ptx_barrier_sync(BARRIER_MMA, 256); /* the leader has seen that this Q is there */
             }
-            if (all.has_q && group == 1 && (TURNS || tiles == 0)) {
+            if (the::ASKS && all.has_q && group == 1 && (TURNS || tiles == 0)) {
                 ptx_barrier_sync(BARRIER_GROUP + 1, 128); /* in turns, the last scores may be its own */
                 ask_next_q(all, m, i + 1, q_parity ^ 1);
             }
@@ -333,9 +344,9 @@ static __device__ __forceinline__ void consume(const fmlac_mqa_sm90a &all, plan<
 template <int BLOCKS, int SOURCE, int TURNS>
 static __device__ __forceinline__ void init_barriers(plan<BLOCKS> *m, int producer_warps)
 {
-    typedef relay_of<SOURCE> the;
-    /* Of producers that read pieces: threads where a thread copies pages, else warps. */
-    uint32_t readers = the::PAGES ? TURNS + 1 : (SOURCE == SOURCE_ROWS ? producer_warps : 1) * WARP_ARRIVALS;
+    typedef relay_of<SOURCE, TURNS> the;
+    /* Of producers that read pieces: threads where a thread copies pages or asks for Q, else warps. */
+    uint32_t readers = the::PAGES ? (TURNS ? 3 : 1) : (SOURCE == SOURCE_ROWS ? producer_warps : 1) * WARP_ARRIVALS;
     uint32_t arrivals = the::PAGES ? 1 : SOURCE == SOURCE_ROWS ? producer_warps * 32 : CODE_WARPS * WARP_ARRIVALS;
     for (int i = 0; i < 2; i++) {
         for (int j = 0; j < PORTIONS; j++) {
@@ -351,6 +362,9 @@ static __device__ __forceinline__ void init_barriers(plan<BLOCKS> *m, int produc
         ptx_mbarrier_init(ptx_shared_address(&m->piece_free[i]), MMA_WARPS * WARP_ARRIVALS + readers);
     }
     ptx_mbarrier_init(ptx_shared_address(&m->q_full), 1);
+    if constexpr (the::PAGES && TURNS) {
+        ptx_mbarrier_init(ptx_shared_address(&m->q_free), MMA_WARPS * WARP_ARRIVALS);
+    }
     if constexpr (SOURCE == SOURCE_CODES) {
         init_codes(m);
     }
@@ -362,7 +376,7 @@ static __device__ __forceinline__ void init_barriers(plan<BLOCKS> *m, int produc
 template <int BLOCKS, int SOURCE, int TURNS>
 static __device__ __forceinline__ void prologue(const fmlac_mqa_sm90a &all, plan<BLOCKS> *m, int producer_warps)
 {
-    typedef relay_of<SOURCE> the;
+    typedef relay_of<SOURCE, TURNS> the;
     const fmlac_mqa &p = all.mqa;
     int thread = (int)threadIdx.x - MMA_WARPS * 32, threads = producer_warps * 32;
     if (thread < 0) {
@@ -372,7 +386,7 @@ static __device__ __forceinline__ void prologue(const fmlac_mqa_sm90a &all, plan
         if (the::PAGES) {
             ptx_tma_prefetch_map(&all.pages);
         }
-        if (the::BORDER || has_mapped_q(all)) {
+        if (the::ASKS || has_mapped_q(all)) {
             ptx_tma_prefetch_map(&all.q);
         }
         if (the::BORDER) {

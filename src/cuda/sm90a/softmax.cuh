@@ -32,7 +32,10 @@ static __device__ __forceinline__ float shrink(float from, float to)
  * one of them asks for it, so that a row's bits depend on its own scores alone.
  */
 
-#define SUM_MOST 256.0f /* of a thread's sixteen weights of a row, before its reference moves */
+/* Of a thread's sixteen weights of a row, before its reference moves. Where one weight is nearly all of a row's sum,
+ * its rounding to 16 bits is an error of the whole row, but not if it is 1, as it is once the reference has moved to
+ * it: so the bound is as low as references that seldom move allow. Sixteen weights of 1 are common. */
+#define SUM_MOST 128.0f
 
 /* Scores of tokens that a row does not attend become -infinity. */
 static __device__ __forceinline__ void hide_scores(float s[TOKENS / 2], const uint32_t mask[2], const int32_t limit[2])

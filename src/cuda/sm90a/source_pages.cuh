@@ -119,6 +119,24 @@ static __device__ __forceinline__ void copy_halves(const fmlac_mqa_sm90a &all, c
     }
 }
 
+/* In turns: Q of all pieces but the first sets out as soon as nobody reads the one before. */
+template <int BLOCKS> static __device__ __forceinline__ void ask_queries(const fmlac_mqa_sm90a &all, plan<BLOCKS> *m)
+{
+#pragma unroll 1
+    for (uint32_t i = 0;; i++) {
+        ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[i & 1]), use_parity(i));
+        const piece &c = m->pieces[i & 1];
+        if (!c.there) {
+            return;
+        }
+        if (all.has_q && i > 0) {
+            ptx_mbarrier_wait(ptx_shared_address(&m->q_free), (i - 1) & 1);
+            ask_q(all, m, c.work, c.outer, c.inner);
+        }
+        ptx_mbarrier_arrive(ptx_shared_address(&m->piece_free[i & 1]));
+    }
+}
+
 template <int BLOCKS, int TURNS>
 static __device__ __forceinline__ void produce_pages(const fmlac_mqa_sm90a &all, plan<BLOCKS> *m)
 {
@@ -131,6 +149,11 @@ static __device__ __forceinline__ void produce_pages(const fmlac_mqa_sm90a &all,
             scout_piece(p, m, i);
         }
         return;
+    }
+    if constexpr (TURNS) {
+        if (threadIdx.x == (MMA_WARPS + 3) * 32) {
+            ask_queries(all, m);
+        }
     }
     if (TURNS ? threadIdx.x % 64 != 0 : threadIdx.x != MMA_WARPS * 32) {
         return;
@@ -164,6 +187,9 @@ static __device__ __forceinline__ void produce_pages(const fmlac_mqa_sm90a &all,
                 }
                 copy_tile<BLOCKS>(all, w, m, (t - begin) & 1, tile_parity(uses, t - begin), t, place, t + 1 < end);
             }
+        }
+        if (!TURNS || half == 1) {
+            prefetch_result(p.cut, c);
         }
         uses = uses_after(uses, end - begin);
         ptx_mbarrier_arrive(ptx_shared_address(&m->piece_free[i & 1]));

@@ -20,8 +20,8 @@
  * beside them stands between them.
  *
  * BARRIERS       arrivals   made by                       waited for by     protects
- *   full, free, piece_full, piece_free: as in relay.cuh (piece_free of PAGES: one more, two lanes copy); half g of a
- *                slot is freed by group g, whoever owns the tile (of a piece's last slot with ROWS: border.cuh)
+ *   full, free, piece_full, piece_free, q_free: as in relay.cuh; half g of a slot is freed by group g, whoever owns
+ *                the tile (of a piece's last slot: border.cuh)
  *   named 1 + s  256        owner                         fellow            weights and heads[] of slot s
  *   named 3 + g  128        group g                       itself            its writes into a tile
  *   named 6      256        group 1: scores of t + 1      group 0           nothing: its values' turn
@@ -43,6 +43,10 @@
 #include "ptx/matrix.cuh"
 #include "source_pages.cuh"
 #include "tile.cuh"
+
+/* PAGES: Q's first 16 HELD_Q dims stay in registers, so that scores read less shared memory, which limits them. */
+#define HELD_Q         3
+#define HELD_OF(pages) ((pages) ? HELD_Q : 0)
 
 /* Weights of a tile go to the fellow, with what it must know to make its own. Both are ordinary loads and stores: a
  * fence for products that read shared memory takes hundreds of cycles here. */
@@ -122,23 +126,24 @@ static __device__ __forceinline__ void await_half(const plan<BLOCKS> *m, uint32_
 
 /* Values that were set out have been summed; half `half` of the slot is given back. seen: loaded from what
  * belongs to the slot, last. */
-template <int BLOCKS, int PAGES>
+template <int BLOCKS>
 static __device__ __forceinline__ void finish_values(float o[128], plan<BLOCKS> *m, uint32_t slot, int half,
                                                      uint32_t seen)
 {
     ptx_wgmma_wait<0>();
     ptx_wgmma_hold<128>(o);
-    free_half<!PAGES>(ptx_shared_address(&m->free[slot][half]), seen);
+    free_half<1>(ptx_shared_address(&m->free[slot][half]), seen);
 }
 
 /* Scores of a tile set out. Returns its state, which is asked for ahead of the last products. BEGUN: the first portion
  * has been. */
-template <int BLOCKS, int F16, int BEGUN>
-static __device__ __forceinline__ uint32_t start_tile(float s[SCORES], uint32_t q, const tile_view &v, plan<BLOCKS> *m,
-                                                      uint32_t slot, uint32_t parity)
+template <int BLOCKS, int F16, int HELD, int BEGUN>
+static __device__ __forceinline__ uint32_t start_tile(float s[SCORES], uint32_t q, const uint32_t *held,
+                                                      const tile_view &v, plan<BLOCKS> *m, uint32_t slot,
+                                                      uint32_t parity)
 {
     const uint32_t full = ptx_shared_address(m->full[slot]);
-    start_scores<BLOCKS, F16, BEGUN, PORTIONS - 1>(s, q, v.k, full, parity);
+    start_scores<BLOCKS, F16, BEGUN, PORTIONS - 1, HELD>(s, q, v.k, full, parity, held);
     ptx_mbarrier_wait(full + (PORTIONS - 1) * 8, parity);
     uint32_t state = *(const volatile uint32_t *)&m->more[slot];
     start_scores<BLOCKS, F16, PORTIONS - 1, PORTIONS>(s, q, v.k, full, parity);
@@ -168,8 +173,8 @@ static __device__ __forceinline__ void finish_scores(float s[SCORES], const plan
  * way. Returns whether another tile follows. */
 template <int BLOCKS, int F16, int PAGES, int BEHIND>
 static __device__ __forceinline__ bool take_own(float o[128], softmax_rows &rows, float top[2], uint32_t q,
-                                                plan<BLOCKS> *m, const fmlac_mqa &p, const piece &c, uint32_t parity,
-                                                int32_t first)
+                                                const uint32_t *held, plan<BLOCKS> *m, const fmlac_mqa &p,
+                                                const piece &c, uint32_t parity, int32_t first)
 {
     float s[SCORES], factor[2];
     uint32_t a[SCORES / 2];
@@ -178,13 +183,13 @@ static __device__ __forceinline__ bool take_own(float o[128], softmax_rows &rows
     if (PAGES) {
         mend_tail<BLOCKS>(own, c, full, parity, first, 0);
     }
-    start_scores<BLOCKS, F16, 0, 1>(s, q, own.k, full, parity);
+    start_scores<BLOCKS, F16, 0, 1, HELD_OF(PAGES)>(s, q, own.k, full, parity, held);
     if (BEHIND) {
         ptx_wgmma_wait<1>();
         ptx_wgmma_hold<128>(o);
         arrive_warp(ptx_shared_address(&m->free[1][0])); /* more[] of that slot let the loop go on */
     }
-    uint32_t state = start_tile<BLOCKS, F16, 1>(s, q, own, m, 0, parity);
+    uint32_t state = start_tile<BLOCKS, F16, HELD_OF(PAGES), 1>(s, q, held, own, m, 0, parity);
     bool more = all_say(state, STATE_MORE);
     finish_scores<BLOCKS, F16>(s, m, c, 0, own, first, state);
     if (weigh_scores<F16>(s, rows, a, factor, !BEHIND) && BEHIND) {
@@ -198,7 +203,7 @@ static __device__ __forceinline__ bool take_own(float o[128], softmax_rows &rows
     if (p.max_logits.data) {
         raise_max(s, top);
     }
-    finish_values<BLOCKS, PAGES>(o, m, 0, 0, more);
+    finish_values<BLOCKS>(o, m, 0, 0, more);
     return more;
 }
 
@@ -206,13 +211,13 @@ static __device__ __forceinline__ bool take_own(float o[128], softmax_rows &rows
  * output, unnormalised, and returns the uses of slots after it. */
 template <int BLOCKS, int F16, int PAGES>
 static __device__ __forceinline__ uint32_t take_even(float o[128], softmax_rows &rows, float top[2], uint32_t q,
-                                                     plan<BLOCKS> *m, const fmlac_mqa &p, const piece &c,
-                                                     slot_uses uses)
+                                                     const uint32_t *held, plan<BLOCKS> *m, const fmlac_mqa &p,
+                                                     const piece &c, slot_uses uses)
 {
     uint32_t a[SCORES / 2];
     int32_t first = c.begin * TOKENS;
     const tile_view other = view_of<BLOCKS>(1);
-    bool more = take_own<BLOCKS, F16, PAGES, 0>(o, rows, top, q, m, p, c, uses & 1, first);
+    bool more = take_own<BLOCKS, F16, PAGES, 0>(o, rows, top, q, held, m, p, c, uses & 1, first);
 #pragma unroll 1
     while (more) {
         await_half(m, 1, uses >> 1, 0);
@@ -220,17 +225,18 @@ static __device__ __forceinline__ uint32_t take_even(float o[128], softmax_rows 
         first += 2 * TOKENS;
         uses ^= 3;
         if (!all_say(*(const volatile uint32_t *)&m->more[1], STATE_MORE)) {
-            finish_values<BLOCKS, PAGES>(o, m, 1, 0, 0);
+            finish_values<BLOCKS>(o, m, 1, 0, 0);
             return uses;
         }
-        more = take_own<BLOCKS, F16, PAGES, 1>(o, rows, top, q, m, p, c, uses & 1, first);
+        more = take_own<BLOCKS, F16, PAGES, 1>(o, rows, top, q, held, m, p, c, uses & 1, first);
     }
     return uses ^ 1;
 }
 
 template <int BLOCKS, int F16, int PAGES>
 static __device__ __forceinline__ uint32_t take_odd(float o[128], softmax_rows &rows, float top[2], uint32_t q,
-                                                    plan<BLOCKS> *m, const fmlac_mqa &p, const piece &c, slot_uses uses)
+                                                    const uint32_t *held, plan<BLOCKS> *m, const fmlac_mqa &p,
+                                                    const piece &c, slot_uses uses)
 {
     float s[SCORES], factor[2];
     uint32_t a[SCORES / 2], b[2][4];
@@ -247,7 +253,7 @@ static __device__ __forceinline__ uint32_t take_odd(float o[128], softmax_rows &
         if (PAGES) {
             mend_tail<BLOCKS>(own, c, full, parity, first, 1);
         }
-        uint32_t state = start_tile<BLOCKS, F16, 0>(s, q, own, m, 1, parity);
+        uint32_t state = start_tile<BLOCKS, F16, HELD_OF(PAGES), 0>(s, q, held, own, m, 1, parity);
         ptx_barrier_arrive(BARRIER_SCORES, 256);
         bool moved = take_head(rows, m, 0, factor);
         take_weights<BLOCKS>(b[0], 0, 0);
@@ -298,7 +304,7 @@ static __device__ __forceinline__ uint32_t take_odd(float o[128], softmax_rows &
         if (p.max_logits.data) {
             raise_max(s, top);
         }
-        finish_values<BLOCKS, PAGES>(o, m, 1, 1, more);
+        finish_values<BLOCKS>(o, m, 1, 1, more);
         first += 2 * TOKENS;
         uses ^= 3;
         if (!more) {
@@ -306,8 +312,19 @@ static __device__ __forceinline__ uint32_t take_odd(float o[128], softmax_rows &
         }
     }
     start_fellows<BLOCKS, F16>(o, a, rows, m, 0, other.values[1]); /* the last tile is the other's */
-    finish_values<BLOCKS, PAGES>(o, m, 0, 1, 0);
+    finish_values<BLOCKS>(o, m, 0, 1, 0);
     return uses ^ 1;
+}
+
+/* Q's first dims of a warp's 16 rows, as A fragments. */
+template <int HELD, int BLOCKS> static __device__ __forceinline__ void hold_q(uint32_t *held, const plan<BLOCKS> *m)
+{
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+#pragma unroll
+    for (int k = 0; k < HELD; k++) {
+        ptx_ldmatrix_x4(held + 4 * k,
+                        ptx_shared_address(m->q) + query_offset(warp * 16 + lane % 16, 2 * k + lane / 16));
+    }
 }
 
 /* A piece that has tiles, by both groups; returns the uses after it. */
@@ -316,8 +333,10 @@ static __device__ __forceinline__ slot_uses take_turns(float o[128], softmax_row
                                                        const fmlac_mqa &p, const piece &c, slot_uses uses, int group)
 {
     float top[2] = {-FMLAC_INFINITY, -FMLAC_INFINITY};
-    uses = group == 0 ? take_even<BLOCKS, F16, PAGES>(o, rows, top, q, m, p, c, uses)
-                      : take_odd<BLOCKS, F16, PAGES>(o, rows, top, q, m, p, c, uses);
+    uint32_t held[4 * HELD_Q];
+    hold_q<HELD_OF(PAGES)>(held, m);
+    uses = group == 0 ? take_even<BLOCKS, F16, PAGES>(o, rows, top, q, held, m, p, c, uses)
+                      : take_odd<BLOCKS, F16, PAGES>(o, rows, top, q, held, m, p, c, uses);
     if (p.max_logits.data) { /* group 0 has maxima of all tiles */
         float2 *others = &m->heads[0][0][threadIdx.x % 128];
         if (group == 1) {

@@ -52,6 +52,7 @@ static __device__ __forceinline__ void walk_cluster(const fmlac_mqa &p, piece_wa
     to->seen[lane] = lane < w.rows ? all_see : INT32_MAX;
     to->seen[lane + 32] = lane + 32 < w.rows ? all_see : INT32_MAX;
 #endif
+    __syncwarp(); /* all lanes have read where the walk is */
     if (lane == 0) {
         to->work = w;
         to->place = -1;

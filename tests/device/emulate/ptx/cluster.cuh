@@ -13,6 +13,12 @@ static inline void ptx_cluster_sync_barriers(void)
     ptx_cluster_sync();
 }
 void ptx_store_remote_128(uint32_t remote, const float x[4], uint32_t remote_barrier);
+PTX_INLINE void ptx_store_remote_128_if(uint32_t remote, const float x[4], uint32_t remote_barrier, uint32_t wanted)
+{
+    if (wanted != 0) {
+        ptx_store_remote_128(remote, x, remote_barrier);
+    }
+}
 float ptx_load_remote(uint32_t remote);
 void ptx_load_remote_128(float x[4], uint32_t remote);
 

@@ -14,6 +14,10 @@ bool ptx_mbarrier_try(uint32_t barrier, uint32_t parity);
 PTX_INLINE void ptx_mbarrier_init_fence(void)
 {
 }
+PTX_INLINE bool ptx_mbarrier_test(uint32_t barrier, uint32_t parity)
+{
+    return ptx_mbarrier_try(barrier, parity);
+}
 PTX_INLINE void ptx_mbarrier_wait(uint32_t barrier, uint32_t parity)
 {
     while (!ptx_mbarrier_try(barrier, parity)) {

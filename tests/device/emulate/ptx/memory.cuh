@@ -19,6 +19,11 @@ PTX_INLINE uint32_t ptx_thread(void)
 {
     return threadIdx.x;
 }
+PTX_INLINE uint32_t ptx_clock(void)
+{
+    static uint32_t cycles;
+    return cycles += 64;
+}
 PTX_INLINE void ptx_store_shared_u32(uint32_t a, uint32_t x)
 {
     memcpy(emu_shared() + a, &x, 4);

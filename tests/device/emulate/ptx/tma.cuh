@@ -31,6 +31,12 @@ template <int PENDING> PTX_INLINE void ptx_tma_wait_read(void)
     emu_tma_wait_read(PENDING);
 }
 
+PTX_INLINE void ptx_bulk_prefetch_l2(const void *global, uint32_t bytes)
+{
+    for (uint32_t at = 0; at < bytes; at += 16) {
+        (void)((const volatile unsigned char *)global)[at]; /* it may be read */
+    }
+}
 void ptx_bulk_load(uint32_t shared, const void *global, uint32_t bytes, uint32_t barrier);
 
 #endif

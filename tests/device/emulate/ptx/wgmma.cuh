@@ -38,6 +38,10 @@ template <int F16> PTX_INLINE void ptx_wgmma_n64_ss(float *d, uint32_t a, uint32
 {
     emu_product(d, NULL, a, b, 64, accumulate, F16);
 }
+template <int F16> PTX_INLINE void ptx_wgmma_n64_rs(float *d, const uint32_t a[4], uint32_t b, int accumulate)
+{
+    emu_product(d, a, 0, b, 64, accumulate, F16);
+}
 /* Bit 62 of A's descriptor: it is MN-major. */
 template <int MN> PTX_INLINE void ptx_wgmma_n16_ss(float *d, uint32_t a, uint32_t b, int accumulate)
 {
