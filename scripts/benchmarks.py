@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Draws the GPU tables of docs/benchmarks.md from bench/results/<device>/*.json, so that no figure is typed by hand.
+"""Draws the tables of docs/benchmarks.md from bench/results/<device>/*.json, so that no figure is typed by hand.
 
 A table stands between "<!-- begin NAME -->" and "<!-- end NAME -->". benchmarks.py rewrites the tables,
 benchmarks.py --check fails if one is not what the results say. A result file is what `flashmla bench --json` wrote
@@ -165,10 +165,30 @@ def limits(device):
     return table(["date", "device", "records", "GEMM TFLOPS", "copy GB/s"], rows)
 
 
+def processor(device):
+    """Shapes on a CPU, on one thread and on all of the run: the middle round's median, its share of the limit, the goal."""
+    shapes = {}
+    for tree in runs(device):
+        for record in tree["records"]:
+            shapes.setdefault(record["name"], {})[min(record["threads"], 2)] = record
+    rows = []
+    for name, records in shapes.items():
+        row = [short(name)]
+        for threads in (1, 2):
+            record = records.get(threads, {})
+            reached, goal = record.get("of_limit"), record.get("goal")
+            row += [cell(record["time_us"]["median"] if record else None, 0), cell(record and 1000 * record["tflops"]),
+                    cell(reached and 100 * reached, 1, " %"), cell(goal and 100 * goal, 0, " %")]
+        rows.append(row)
+    if not rows:
+        return ["No results yet."]
+    return table(["shape", "1 thread, us", "GFLOP/s", "of limit", "goal", "2 threads, us", "GFLOP/s", "of limit", "goal"], rows)
+
+
 TABLES = {
+    "epyc-turin goals": lambda: processor("epyc-turin"),
     "h200 limits": lambda: limits("h200"),
     "h200 goals": lambda: compared("h200", "gpu_goals/"),
-    "h200 shapes": lambda: compared("h200", ("dense_decode/", "sparse_decode/", "sparse_prefill/", "fused/", "mha/")),
     "h200 latency": lambda: latency("h200"),
     "h200 ablations": lambda: ablations("h200"),
     "h200 profiles": lambda: profiles("h200"),
