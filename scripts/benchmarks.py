@@ -166,7 +166,7 @@ def limits(device):
 
 
 def processor(device):
-    """Shapes on a CPU, on one thread and on all of the run: the middle round's median, its share of the limit, the goal."""
+    """Shapes on a CPU, on one thread and on more: the middle round's median, its share of the limit, the goal."""
     shapes = {}
     for tree in runs(device):
         for record in tree["records"]:
@@ -182,7 +182,8 @@ def processor(device):
         rows.append(row)
     if not rows:
         return ["No results yet."]
-    return table(["shape", "1 thread, us", "GFLOP/s", "of limit", "goal", "2 threads, us", "GFLOP/s", "of limit", "goal"], rows)
+    shares = ["GFLOP/s", "of limit", "goal"]
+    return table(["shape", "1 thread, us"] + shares + ["2 threads, us"] + shares, rows)
 
 
 TABLES = {
