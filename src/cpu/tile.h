@@ -76,18 +76,18 @@ static inline int64_t fmlai_tile_stride(fmla_dtype dtype, int32_t d)
 }
 
 /* What a core will read after this tile: rows of `bytes` bytes (those of the first one's pool), which accumulate_parts
- * fetches into its cache beside the products, `step` rows for every four rows and 64 dims of sums. */
+ * fetches into its cache beside the products, a few for each of its steps. */
 typedef struct fmlai_ahead {
     const uint8_t *rows[FMLAI_TILE_TOKENS_MAX];
     int32_t count;
     int32_t bytes;
     int32_t next; /* the first that is still to be fetched */
-    int32_t step; /* how many at a time */
 } fmlai_ahead;
 
-static inline void fmlai_fetch_ahead(fmlai_ahead *ahead)
+/* Fetches the next `step` of them. */
+static inline void fmlai_fetch_ahead(fmlai_ahead *ahead, int32_t step)
 {
-    int32_t end = ahead->count - ahead->next < ahead->step ? ahead->count : ahead->next + ahead->step;
+    int32_t end = ahead->count - ahead->next < step ? ahead->count : ahead->next + step;
     for (; ahead->next < end; ahead->next++) {
         const uint8_t *row = ahead->rows[ahead->next];
         for (int32_t i = 0; i < ahead->bytes; i += 64) {
@@ -106,6 +106,17 @@ typedef struct fmlai_tile_parts {
     int64_t stride;
     fmlai_ahead *ahead; /* for accumulate_parts; NULL: nothing */
 } fmlai_tile_parts;
+
+/* A tile that lies in one piece, as parts. */
+static inline fmlai_tile_parts fmlai_tile_parts_of(const void *tile, int64_t stride, fmla_dtype dtype)
+{
+    fmlai_tile_parts parts = {.stride = stride};
+    int64_t part_bytes = FMLAI_TILE_PART * stride * (dtype == FMLA_BF16 ? 2 : 4);
+    for (int32_t i = 0; i < FMLAI_TILE_TOKENS_MAX / FMLAI_TILE_PART; i++) {
+        parts.at[i] = (const uint8_t *)tile + i * part_bytes;
+    }
+    return parts;
+}
 
 typedef struct fmlai_tile_kernels {
     const char *name;

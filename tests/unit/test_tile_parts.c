@@ -59,7 +59,7 @@ static void check(const fmlai_tile_kernels *k, const shape *c, uint64_t *seed)
     void *sums = memory(k->packed_sums_bytes(rows, d));
     int32_t visible[FMLAI_TILE_ROWS] = {0};
     const int32_t *seen = c->masked ? visible : NULL;
-    fmlai_ahead ahead = {.count = 5, .bytes = 64, .step = 3};
+    fmlai_ahead ahead = {.count = 5, .bytes = 64};
     fmlai_tile_parts parts = {.stride = d + 3, .ahead = c->ahead ? &ahead : NULL};
     fmlai_softmax_state state;
 

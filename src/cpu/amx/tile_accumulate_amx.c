@@ -164,7 +164,7 @@ static void accumulate_rows(const strip_operands *o, int32_t begin, int32_t end,
 void fmlak_tile_accumulate_amx(void *packed_sums, const void *packed_weights, const void *tile, int64_t tile_stride,
                                const float *alpha, const int32_t *visible, int32_t rows, int32_t tokens, int32_t d)
 {
-    fmlai_tile_parts parts = parts_of(tile, tile_stride);
+    fmlai_tile_parts parts = fmlai_tile_parts_of(tile, tile_stride, FMLA_BF16);
     strip_operands o = {packed_sums, packed_weights, &parts, alpha, visible, rows, d};
     amx_begin(AMX_ROWS);
     accumulate_seen(&o, tokens, accumulate_rows);

@@ -45,21 +45,26 @@ static void transpose(float *dst, int64_t dst_stride, const float *src, int64_t 
     }
 }
 
+/* LANES rows of n floats, turned: dst[k * dst_stride + row]; zeros for those beyond `rows`. */
+static void turn_lanes(float *dst, int64_t dst_stride, const float *src, int64_t src_stride, int32_t rows, int32_t n)
+{
+    int32_t k = 0;
+    for (; rows >= LANES && k + LANES <= n; k += LANES) {
+        transpose(dst + k * dst_stride, dst_stride, src + k, src_stride);
+    }
+    for (; k < n; k++) {
+        for (int32_t i = 0; i < LANES; i++) {
+            dst[k * dst_stride + i] = i < rows ? src[i * src_stride + k] : 0.0f;
+        }
+    }
+}
+
 static void pack_rows(void *packed, const float *src, int64_t src_stride, int32_t rows, int32_t d)
 {
     int32_t lanes = fmlai_tile_lanes(rows);
     for (int32_t r = 0; r < lanes; r += LANES) {
         float *dst = (float *)packed + (int64_t)(r / STRIP) * d * STRIP + r % STRIP;
-        const float *from = src + r * src_stride;
-        int32_t k = 0;
-        for (; r + LANES <= rows && k + LANES <= d; k += LANES) {
-            transpose(dst + k * STRIP, STRIP, from + k, src_stride);
-        }
-        for (; k < d; k++) {
-            for (int32_t i = 0; i < LANES; i++) {
-                dst[k * STRIP + i] = r + i < rows ? from[i * src_stride + k] : 0.0f;
-            }
-        }
+        turn_lanes(dst, STRIP, src + r * src_stride, src_stride, rows - r, d);
     }
 }
 
@@ -75,19 +80,8 @@ static void pack_weights(void *packed_weights, const float *w, int32_t rows, int
 static void pack_turned(void *packed_weights, const float *w, int64_t w_stride, int32_t rows, int32_t tokens)
 {
     int32_t lanes = fmlai_tile_lanes(rows);
-    int64_t stride = weights_stride(rows);
     for (int32_t r = 0; r < lanes; r += LANES) {
-        float *dst = (float *)packed_weights + r;
-        const float *from = w + r * w_stride;
-        int32_t t = 0;
-        for (; r + LANES <= rows && t + LANES <= tokens; t += LANES) {
-            transpose(dst + t * stride, stride, from + t, w_stride);
-        }
-        for (; t < tokens; t++) {
-            for (int32_t i = 0; i < LANES; i++) {
-                dst[t * stride + i] = r + i < rows ? from[i * w_stride + t] : 0.0f;
-            }
-        }
+        turn_lanes((float *)packed_weights + r, weights_stride(rows), w + r * w_stride, w_stride, rows - r, tokens);
     }
 }
 

@@ -214,18 +214,27 @@ static int32_t most_seen(const strip_operands *o, int32_t r, int32_t n, int32_t 
     return most;
 }
 
+/* Of `count` rows that are to be fetched, as many as each group of rows takes in each strip. */
+static int32_t share_of(int32_t count, const strip_operands *o)
+{
+    int32_t steps = (o->rows + GROUP_ROWS - 1) / GROUP_ROWS * ((o->d + STRIP_DIMS - 1) / STRIP_DIMS);
+    return (count + steps - 1) / steps;
+}
+
 /* Rows begin..end-1, the first `tokens` tokens. */
 static void accumulate_rows(const strip_operands *o, int32_t begin, int32_t end, int32_t tokens)
 {
     _Alignas(64) __m512i strip[MAX_PAIRS * STRIP_VECTORS], small[MAX_PAIRS * STRIP_VECTORS];
     int64_t strip_stride = (int64_t)fmlai_tile_lanes(o->rows) * STRIP_DIMS, stride = weights_stride(o->rows);
     int32_t pairs = pairs_of(tokens);
+    fmlai_ahead *ahead = o->tile->ahead;
+    int32_t step = ahead ? share_of(ahead->count, o) : 0;
     for (int32_t k = 0; k < o->d; k += STRIP_DIMS) {
         float *first = o->sums + k / STRIP_DIMS * strip_stride;
         int32_t units = o->d - k > UNIT_DIMS ? 2 : 1, r = begin;
         bool has_small;
-        if (o->tile->ahead) {
-            fmlai_fetch_ahead(o->tile->ahead);
+        if (ahead) {
+            fmlai_fetch_ahead(ahead, step);
         }
         if (units == 2 && end - begin >= GROUP_ROWS && tokens % 2 == 0) {
             has_small = interleave_and_multiply(first + (int64_t)r * STRIP_DIMS, o, strip, o->weights + r, stride,
@@ -241,8 +250,8 @@ static void accumulate_rows(const strip_operands *o, int32_t begin, int32_t end,
             float *sums = first + (int64_t)r * STRIP_DIMS;
             const float *alpha = o->alpha ? o->alpha + r : NULL;
             int32_t n = end - r < GROUP_ROWS ? end - r : GROUP_ROWS;
-            if (o->tile->ahead && r > begin) {
-                fmlai_fetch_ahead(o->tile->ahead);
+            if (ahead && r > begin) {
+                fmlai_fetch_ahead(ahead, step);
             }
             int32_t seen = pairs_of(most_seen(o, r, n, tokens));
             multiply_n(sums, o->weights + r, stride, strip, alpha, seen, n, units);
@@ -281,6 +290,6 @@ void fmlak_tile_accumulate_avx512bf16(void *packed_sums, const void *packed_weig
                                       int64_t tile_stride, const float *alpha, const int32_t *visible,
                                       int32_t rows, int32_t tokens, int32_t d)
 {
-    fmlai_tile_parts parts = parts_of(tile, tile_stride);
+    fmlai_tile_parts parts = fmlai_tile_parts_of(tile, tile_stride, FMLA_BF16);
     fmlak_tile_accumulate_parts_avx512bf16(packed_sums, packed_weights, &parts, alpha, visible, rows, tokens, d);
 }

@@ -238,16 +238,6 @@ static inline void accumulate_seen(const strip_operands *o, int32_t tokens,
     }
 }
 
-/* A tile that lies together, as parts. */
-static inline fmlai_tile_parts parts_of(const void *tile, int64_t tile_stride)
-{
-    fmlai_tile_parts parts = {.stride = tile_stride};
-    for (int32_t i = 0; i < FMLAI_TILE_TOKENS_MAX / FMLAI_TILE_PART; i++) {
-        parts.at[i] = (const uint16_t *)tile + i * FMLAI_TILE_PART * tile_stride;
-    }
-    return parts;
-}
-
 static inline const uint16_t *token_of(const fmlai_tile_parts *tile, int32_t t)
 {
     return (const uint16_t *)tile->at[t / FMLAI_TILE_PART] + t % FMLAI_TILE_PART * tile->stride;

@@ -163,6 +163,6 @@ void fmlak_tile_scores_of_parts_avx512bf16(float *s, const void *packed_rows, co
 void fmlak_tile_scores_avx512bf16(float *s, const void *packed_rows, const void *tile, int64_t tile_stride,
                                   int32_t rows, int32_t tokens, int32_t d)
 {
-    fmlai_tile_parts parts = parts_of(tile, tile_stride);
+    fmlai_tile_parts parts = fmlai_tile_parts_of(tile, tile_stride, FMLA_BF16);
     fmlak_tile_scores_of_parts_avx512bf16(s, packed_rows, &parts, rows, tokens, d);
 }

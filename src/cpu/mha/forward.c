@@ -110,14 +110,11 @@ static void start_block(const forward *f, const scratch *s, query_block *b, int3
 }
 
 /* Rows of `count` tokens from `token` on, to be fetched beside the weighted sums of one block. */
-static void look_ahead(const forward *f, const fmlai_pool *pool, int64_t token, int32_t count, int32_t kv_head,
-                       fmlai_ahead *ahead)
+static void look_ahead(const fmlai_pool *pool, int64_t token, int32_t count, int32_t kv_head, fmlai_ahead *ahead)
 {
-    int32_t steps = FMLAI_MHA_ROWS / 4 * ((f->p->d_v + 63) / 64);
     ahead->next = 0;
     ahead->count = count;
     ahead->bytes = 2 * pool->format.d_qk;
-    ahead->step = (count + steps - 1) / steps;
     for (int32_t i = 0; i < count; i++) {
         ahead->rows[i] = pool->data + (token + i) * pool->token_stride + kv_head * pool->head_stride;
     }
@@ -145,7 +142,8 @@ static void add_keys(const forward *f, const scratch *s, query_block *b, const f
     k->scores(s->s, b->packed_q, k_tile->data, k_tile->stride, rows, count, p->d_qk);
     k->softmax(&b->state, alpha, s->weights, s->s, scale2, seen, rows, count);
     if (k->accumulate_parts) {
-        fmlai_tile_parts parts = fmlai_mha_parts(k, v_tile, ahead);
+        fmlai_tile_parts parts = fmlai_tile_parts_of(v_tile->data, v_tile->stride, k->dtype);
+        parts.ahead = ahead;
         k->accumulate_parts(b->sums, s->weights, &parts, first == 0 ? NULL : alpha, seen, rows, count, p->d_v);
     } else {
         k->accumulate(b->sums, s->weights, v_tile->data, v_tile->stride, first == 0 ? NULL : alpha, seen, rows, count,
@@ -189,7 +187,7 @@ static void forward_rows(const forward *f, const scratch *s, const fmlai_mha_blo
         for (int32_t i = 0; i < blocks; i++) {
             int32_t keys_share = (blocks + 1) / 2, n = i < keys_share ? keys_share : blocks - keys_share;
             int32_t at = i < keys_share ? i : i - keys_share, begin = left * at / n, end = left * (at + 1) / n;
-            look_ahead(f, i < keys_share ? &f->keys : &f->values, keys.begin + next + begin, end - begin, kv_head,
+            look_ahead(i < keys_share ? &f->keys : &f->values, keys.begin + next + begin, end - begin, kv_head,
                        &ahead);
             add_keys(f, s, &s->blocks[i], &k_tile, &v_tile, first, count, &ahead);
         }

@@ -64,16 +64,6 @@ void fmlai_mha_tile_fill(const fmlai_cpu *cpu, const fmlai_tile_kernels *k, cons
     fmlai_expand_for(table, pool)(pool, tokens, count, head, tile->data, tile->stride);
 }
 
-fmlai_tile_parts fmlai_mha_parts(const fmlai_tile_kernels *k, const fmlai_mha_tile *tile, fmlai_ahead *ahead)
-{
-    int64_t part_bytes = FMLAI_TILE_PART * tile->stride * (k->dtype == FMLA_BF16 ? 2 : 4);
-    fmlai_tile_parts parts = {.stride = tile->stride, .ahead = ahead};
-    for (int32_t i = 0; i < FMLAI_TILE_TOKENS_MAX / FMLAI_TILE_PART; i++) {
-        parts.at[i] = (const uint8_t *)tile->data + i * part_bytes;
-    }
-    return parts;
-}
-
 void fmlai_mha_fetch(const fmlai_packed *tensor, int64_t token, int32_t head, int32_t d)
 {
     int64_t size = tensor->dtype == FMLA_F32 ? 4 : 2, bytes = d * size;

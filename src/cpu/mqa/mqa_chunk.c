@@ -49,15 +49,13 @@ static void place(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, fmla
     }
 }
 
-/* Tokens begin..begin+count-1 of the chunk as a tile. */
+/* Tokens begin..begin+count-1 of the chunk as a tile; its parts are those of scratch->tile, but for what stays in
+ * place. */
 static void make_tile(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, fmlai_mqa_scratch *scratch,
                       int32_t begin, int32_t count, fmlai_tile_parts *tile)
 {
     int32_t main = scratch->tokens.main_count - begin;
     main = main < 0 ? 0 : main > count ? count : main;
-    for (int32_t i = 0; i * FMLAI_TILE_PART < count; i++) {
-        tile->at[i] = (const uint16_t *)scratch->tile + i * FMLAI_TILE_PART * plan->tile_stride;
-    }
     for (int32_t which = 0; which < 2; which++) {
         int32_t at = which == 0 ? 0 : main, n = which == 0 ? main : count - main;
         if (n > 0 && plan->in_place[which]) {
@@ -68,15 +66,13 @@ static void make_tile(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, 
     }
 }
 
-/* What the tile from token `begin` on, of `count` at most, will read. It is fetched in the steps that rows and dims of
- * the tile before make. */
+/* What the tile from token `begin` on, of `count` at most, will read. */
 static void look_ahead(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, const fmlai_mqa_tokens *tokens,
                        int32_t begin, int32_t count, int32_t rows, fmlai_ahead *ahead)
 {
-    int32_t steps = (rows + 3) / 4 * ((plan->p->d_v + 63) / 64), most = plan->kernels->block_tokens;
+    int32_t most = plan->kernels->block_tokens;
     ahead->next = 0;
     ahead->count = rows < AHEAD_ROWS || count < 0 ? 0 : count < most ? count : most;
-    ahead->step = (ahead->count + steps - 1) / steps;
     for (int32_t i = 0; i < ahead->count; i++) {
         const fmlai_pool *pool = begin + i < tokens->main_count ? &plan->p->main.pool : &plan->p->extra.pool;
         ahead->rows[i] = fmlai_pool_row(pool, tokens->slots[begin + i]) + block->kv_head * pool->head_stride;
@@ -121,12 +117,11 @@ static void add_tile(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, f
     const int32_t *seen = visible(block, scratch, begin, count);
     const float *alpha = begin == 0 ? NULL : scratch->alpha;
     fmlai_ahead ahead;
-    fmlai_tile_parts tile = {.stride = plan->tile_stride, .ahead = NULL};
+    fmlai_tile_parts tile = fmlai_tile_parts_of(scratch->tile, plan->tile_stride, k->dtype);
 
     if (!fetched && k->accumulate_parts) {
         look_ahead(plan, block, &scratch->tokens, begin, count, rows, &ahead);
-        ahead.step = ahead.count;
-        fmlai_fetch_ahead(&ahead);
+        fmlai_fetch_ahead(&ahead, ahead.count);
     }
     make_tile(plan, block, scratch, begin, count, &tile);
     if (k->scores_of_parts) {

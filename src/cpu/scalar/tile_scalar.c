@@ -100,17 +100,6 @@ static void pack_weights(void *packed_weights, const float *w, int32_t rows, int
     memcpy(packed_weights, w, packed_weights_bytes(rows, tokens));
 }
 
-static void pack_turned(void *packed_weights, const float *w, int64_t w_stride, int32_t rows, int32_t tokens)
-{
-    int32_t lanes = fmlai_tile_lanes(rows);
-    float *dst = packed_weights;
-    for (int32_t t = 0; t < tokens; t++) {
-        for (int32_t r = 0; r < lanes; r++) {
-            dst[t * lanes + r] = r < rows ? w[r * w_stride + t] : 0.0f;
-        }
-    }
-}
-
 static void accumulate(void *packed_sums, const void *packed_weights, const void *tile, int64_t tile_stride,
                        const float *alpha, const int32_t *visible, int32_t rows, int32_t tokens, int32_t d)
 {
@@ -158,7 +147,7 @@ void fmlai_tile_init_scalar(fmlai_tile_kernels *f32, fmlai_tile_kernels *bf16)
         .scores = scores,
         .softmax = softmax,
         .pack_weights = pack_weights,
-        .pack_turned = pack_turned,
+        .pack_turned = pack_rows, /* the layouts are the same */
         .accumulate = accumulate,
         .unpack = unpack,
         .begin = fmlak_tile_begin_scalar,
