@@ -9,7 +9,16 @@ static size_t packed_rows_bytes(int32_t rows, int32_t d)
 
 static void pack_rows(void *packed, const float *src, int64_t src_stride, int32_t rows, int32_t d)
 {
-    fmlak_pack_rows_avx512bf16(packed, src, src_stride, rows, d, step_pairs_of(d), 1);
+    int32_t *to = packed; /* a pair each */
+    for (int32_t r = 0; r < fmlai_tile_lanes(rows); r += LANES) {
+        for (int32_t pair = 0; pair < step_pairs_of(d); pair += LANES) {
+            __m512i x[LANES];
+            fmlak_pairs_of_rows_avx512bf16(x, src + r * src_stride, src_stride, rows - r, 2 * pair, d);
+            for (int32_t i = 0; i < LANES; i++, to += LANES) {
+                _mm512_store_si512(to, x[i]);
+            }
+        }
+    }
 }
 
 void fmlai_tile_init_amx(fmlai_tile_kernels *f32, fmlai_tile_kernels *bf16)

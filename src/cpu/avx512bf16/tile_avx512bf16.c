@@ -9,7 +9,7 @@
 
 static size_t packed_rows_bytes(int32_t rows, int32_t d)
 {
-    return (size_t)fmlai_tile_lanes(rows) * (size_t)pairs_of(d) * 2 * sizeof(uint16_t);
+    return (size_t)fmlai_tile_lanes(rows) * (size_t)quads_of(d) * 4 * sizeof(uint16_t);
 }
 
 static size_t packed_weights_bytes(int32_t rows, int32_t tokens)
@@ -35,32 +35,32 @@ static __m512i load_pairs(const float *row, int32_t k, int32_t d)
     return two_in_order(_mm512_loadu_ps(from), _mm512_loadu_ps(from + LANES));
 }
 
-void fmlak_pack_rows_avx512bf16(void *packed, const float *src, int64_t src_stride, int32_t rows, int32_t d,
-                                int32_t pairs, int32_t group_vectors)
+void fmlak_pairs_of_rows_avx512bf16(__m512i x[LANES], const float *src, int64_t src_stride, int32_t rows, int32_t k,
+                                    int32_t d)
 {
-    int32_t lanes = fmlai_tile_lanes(rows);
-    int32_t *dst = packed; /* a pair each */
-    for (int32_t r = 0; r < lanes; r += LANES) {
-        int32_t group = r / LANES / group_vectors, vectors = lanes / LANES - group * group_vectors;
-        vectors = vectors < group_vectors ? vectors : group_vectors;
-        int32_t *at = dst + (int64_t)group * group_vectors * LANES * pairs + r / LANES % group_vectors * LANES;
-        for (int32_t pair = 0; pair < pairs; pair += LANES) {
-            __m512i x[16];
-            for (int32_t i = 0; i < LANES; i++) {
-                x[i] = r + i < rows ? load_pairs(src + (r + i) * src_stride, 2 * pair, d)
-                                    : _mm512_setzero_si512();
-            }
-            transpose_16(x);
-            for (int32_t i = 0; i < LANES && pair + i < pairs; i++) {
-                _mm512_storeu_si512(at + (int64_t)(pair + i) * vectors * LANES, x[i]);
-            }
-        }
+    for (int32_t i = 0; i < LANES; i++) {
+        x[i] = i < rows ? load_pairs(src + i * src_stride, k, d) : _mm512_setzero_si512();
     }
+    transpose_16(x);
 }
 
 static void pack_rows(void *packed, const float *src, int64_t src_stride, int32_t rows, int32_t d)
 {
-    fmlak_pack_rows_avx512bf16(packed, src, src_stride, rows, d, pairs_of(d), GROUP_VECTORS);
+    int32_t lanes = fmlai_tile_lanes(rows), quads = quads_of(d);
+    for (int32_t r = 0; r < lanes; r += LANES) {
+        int32_t group = r / LANES / GROUP_VECTORS, left = lanes / LANES - group * GROUP_VECTORS;
+        int32_t vectors = left < GROUP_VECTORS ? left : GROUP_VECTORS, v = r / LANES % GROUP_VECTORS;
+        int32_t *at = (int32_t *)packed + 2 * LANES * ((int64_t)group * GROUP_VECTORS * quads + v); /* a pair each */
+        for (int32_t q = 0; q < quads; q += LANES / 2) {
+            __m512i x[LANES];
+            fmlak_pairs_of_rows_avx512bf16(x, src + r * src_stride, src_stride, rows - r, 4 * q, d);
+            for (int32_t i = 0; i < LANES / 2 && q + i < quads; i++) {
+                int32_t *to = at + (int64_t)(q + i) * vectors * 2 * LANES;
+                _mm512_store_si512(to, _mm512_unpacklo_epi32(x[2 * i], x[2 * i + 1]));
+                _mm512_store_si512(to + LANES, _mm512_unpackhi_epi32(x[2 * i], x[2 * i + 1]));
+            }
+        }
+    }
 }
 
 static void pack_weights(void *packed_weights, const float *w, int32_t rows, int32_t tokens)

@@ -6,9 +6,12 @@
  * lane, so everything that is summed over is stored in pairs: dims of rows and tokens in scores, tokens in
  * weighted sums.
  *
- *   packed rows     [group of 64 rows][pair of dims][vector of 16 rows][16][2]   the last group may have fewer vectors
+ *   packed rows     [group of 64 rows][quad of dims][vector of 16 rows][2][8][4] the last group may have fewer vectors
  *   packed weights  [pair of tokens][lanes + 16][2]                              the 16 keep pairs apart in the cache
  *   packed sums     [strip of 64 dims][lanes][64] float                          dims in the order of a strip, below
+ *
+ * A row's quad of dims is two pairs in neighbouring lanes, so that 16 rows are two vectors: rows 0 1 4 5 8 9 12 13 and
+ * the others, as unpacking two vectors of pairs leaves them.
  *
  * A strip holds units of 32 dims. Pairing two tokens by unpacking 16-bit elements leaves the dims of a unit
  * in two vectors: 0-3 8-11 16-19 24-27 and 4-7 12-15 20-23 28-31. Sums keep that order; unpack() restores it.
@@ -45,6 +48,11 @@ static inline int64_t weights_stride(int32_t rows) /* in pairs, or floats */
 static inline int32_t pairs_of(int32_t n)
 {
     return (n + 1) / 2;
+}
+
+static inline int32_t quads_of(int32_t n)
+{
+    return (n + 3) / 4;
 }
 
 #if defined(FLASHMLA_EMULATE_AVX512)
@@ -192,9 +200,10 @@ static inline seen_range seen_by_rows(const int32_t *visible, int32_t rows, int3
     return seen;
 }
 
-/* Packs rows of bf16 tiles: groups of group_vectors vectors, `pairs` pairs of dims, those beyond d zero. */
-void fmlak_pack_rows_avx512bf16(void *packed, const float *src, int64_t src_stride, int32_t rows, int32_t d,
-                                int32_t pairs, int32_t group_vectors);
+/* Dims k..k+31 of `rows` rows, 16 at most, as bf16: pair i of all rows in x[i]. Rows that are not there are zero, and
+ * dims from d on. */
+void fmlak_pairs_of_rows_avx512bf16(__m512i x[LANES], const float *src, int64_t src_stride, int32_t rows, int32_t k,
+                                    int32_t d);
 
 /* Weighted sums of bf16 tiles: the operands of a call. */
 typedef struct strip_operands {
