@@ -22,16 +22,15 @@
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 #define SMALL_BITS   (63 << 7) /* bf16 below 2^-64 */
 
-/* Smallest |x| - 1 of bf16 as integers without sign, zero being the largest. */
+/* Smallest 2 |x| - 1 of bf16 as integers without sign, zero being the largest. */
 static inline __m512i least_of(__m512i least, __m512i x)
 {
-    __m512i size = _mm512_sub_epi16(_mm512_and_si512(x, _mm512_set1_epi16(0x7FFF)), _mm512_set1_epi16(1));
-    return _mm512_min_epu16(least, size);
+    return _mm512_min_epu16(least, _mm512_sub_epi16(_mm512_add_epi16(x, x), _mm512_set1_epi16(1)));
 }
 
 static inline bool has_small_values(__m512i least)
 {
-    __m512i below = _mm512_subs_epu16(_mm512_set1_epi16(SMALL_BITS - 1), least);
+    __m512i below = _mm512_subs_epu16(_mm512_set1_epi16(2 * SMALL_BITS - 2), least);
     return _mm512_cmpeq_epi32_mask(below, _mm512_setzero_si512()) != 0xFFFF;
 }
 
