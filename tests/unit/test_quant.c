@@ -35,6 +35,16 @@ static bool same_bf16(uint16_t a, uint16_t b)
     return same_f32(fmlai_f32_from_bf16(a), fmlai_f32_from_bf16(b));
 }
 
+static void expand_all(const fmlai_expand *table, size_t element, const fmlai_pool *pool, const int64_t *slots,
+                       int32_t count, int32_t head, void *dst, int64_t stride)
+{
+    for (int32_t i = 0; i < count; i += FMLAI_EXPAND_MOST) {
+        int32_t n = count - i < FMLAI_EXPAND_MOST ? count - i : FMLAI_EXPAND_MOST;
+        uint8_t *to = (uint8_t *)dst + (size_t)(i * stride) * element;
+        fmlai_expand_for(table, pool)(pool, slots + i, n, head, to, stride);
+    }
+}
+
 /* Expands the slots into both kinds of tile and compares with fmlai_token_read; cells beyond d_qk must stay.
  */
 static void check_expand(const fmlai_quant_kernels *k, const fmlai_pool *pool, const int64_t *slots,
@@ -48,7 +58,7 @@ static void check_expand(const fmlai_quant_kernels *k, const fmlai_pool *pool, c
     assert_true(count <= TOKENS_MAX && d <= D_MAX);
     memset(f32, 0xA5, sizeof f32);
     memset(bf16, 0xA5, sizeof bf16);
-    fmlai_expand_for(k->exact_f32, pool)(pool, slots, count, head, f32, stride);
+    expand_all(k->exact_f32, sizeof *f32, pool, slots, count, head, f32, stride);
     for (int32_t i = 0; i < count; i++) {
         fmlai_token_read_f32(pool, slots[i], head, expected);
         for (int32_t j = 0; j < d; j++) {
@@ -58,9 +68,9 @@ static void check_expand(const fmlai_quant_kernels *k, const fmlai_pool *pool, c
             }
         }
     }
-    fmlai_expand_for(k->expand_f32, pool)(pool, slots, count, head, f32, stride);
+    expand_all(k->expand_f32, sizeof *f32, pool, slots, count, head, f32, stride);
     if (pool->format.element != FMLA_F16) {
-        fmlai_expand_for(k->expand_bf16, pool)(pool, slots, count, head, bf16, stride);
+        expand_all(k->expand_bf16, sizeof *bf16, pool, slots, count, head, bf16, stride);
     }
     for (int32_t i = 0; i < count; i++) {
         fmlai_token_read(pool, slots[i], head, expected);

@@ -190,9 +190,11 @@ typedef void (*token_reader)(void *dst, fmlai_token_at at, target to);
 ALWAYS_INLINE void walk_tokens(token_reader read, target to, int32_t row_bytes, const fmlai_pool *pool,
                                const int64_t *slots, int32_t count, void *dst, int64_t dst_stride)
 {
+    fmlai_token_at tokens[FMLAI_EXPAND_MOST];
     int64_t size = to == TARGET_BF16 ? (int64_t)sizeof(uint16_t) : (int64_t)sizeof(float);
+    fmlai_cpu_walk_locate(tokens, pool, slots, count);
     for (int32_t i = 0; i < count; i++) {
-        read((uint8_t *)dst + i * dst_stride * size, fmlai_token_walk(pool, slots, count, i, 0, row_bytes), to);
+        read((uint8_t *)dst + i * dst_stride * size, fmlai_walk_token(tokens, count, i, 0, row_bytes), to);
     }
 }
 
@@ -225,9 +227,11 @@ READERS(v41_fp4, 256)
 static void f32_plain_bf16(const fmlai_pool *pool, const int64_t *slots, int32_t count, int32_t head, void *dst,
                            int64_t dst_stride)
 {
+    fmlai_token_at tokens[FMLAI_EXPAND_MOST];
     int32_t d_qk = pool->format.d_qk;
+    fmlai_cpu_walk_locate(tokens, pool, slots, count);
     for (int32_t i = 0; i < count; i++) {
-        fmlai_token_at at = fmlai_token_walk(pool, slots, count, i, head * pool->head_stride, 2 * d_qk);
+        fmlai_token_at at = fmlai_walk_token(tokens, count, i, head * pool->head_stride, 2 * d_qk);
         bf16_row((float *)dst + i * dst_stride, at.row + head * pool->head_stride, d_qk);
     }
 }
@@ -235,9 +239,11 @@ static void f32_plain_bf16(const fmlai_pool *pool, const int64_t *slots, int32_t
 static void f32_plain_f16(const fmlai_pool *pool, const int64_t *slots, int32_t count, int32_t head, void *dst,
                           int64_t dst_stride)
 {
+    fmlai_token_at tokens[FMLAI_EXPAND_MOST];
     int32_t d_qk = pool->format.d_qk;
+    fmlai_cpu_walk_locate(tokens, pool, slots, count);
     for (int32_t i = 0; i < count; i++) {
-        fmlai_token_at at = fmlai_token_walk(pool, slots, count, i, head * pool->head_stride, 2 * d_qk);
+        fmlai_token_at at = fmlai_walk_token(tokens, count, i, head * pool->head_stride, 2 * d_qk);
         f16_row((float *)dst + i * dst_stride, at.row + head * pool->head_stride, d_qk);
     }
 }

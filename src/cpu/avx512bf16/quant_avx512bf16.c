@@ -24,6 +24,9 @@ typedef struct e4m3_tables {
     __m512i low[2], high[2];
 } e4m3_tables;
 
+#define E4M3_NAN  0x7FCF /* the only value with any of the low bits */
+#define E4M3_LOW  0x0F
+
 /* bf16 values of codes first..first+31 in 16-bit lanes. Normal ones keep their bits, moved, and change bias;
  * subnormals are m * 2^-9, from a list. */
 ALWAYS_INLINE __m512i e4m3_values(int32_t first)
@@ -36,7 +39,7 @@ ALWAYS_INLINE __m512i e4m3_values(int32_t first)
     __mmask32 is_subnormal = _mm512_cmple_epu16_mask(code, _mm512_set1_epi16(7));
     __mmask32 is_nan = _mm512_cmple_epu16_mask(_mm512_set1_epi16(127), code);
     value = _mm512_mask_mov_epi16(value, is_subnormal, _mm512_loadu_si512(subnormal));
-    return _mm512_mask_mov_epi16(value, is_nan, _mm512_set1_epi16(0x7FC0));
+    return _mm512_mask_mov_epi16(value, is_nan, _mm512_set1_epi16(E4M3_NAN));
 }
 
 ALWAYS_INLINE __m512i join(__m256i low, __m256i high)
@@ -57,9 +60,9 @@ ALWAYS_INLINE e4m3_tables e4m3_make_tables(void)
 }
 
 /* 64 codes times powers of two, whose exponents are added to those of the values: addends of the first and the second
- * 32. Zero stays. Returns the codes that are NaN: for those it is wrong. */
+ * 32. Zero stays. NaN comes out wrong; then the returned bytes have one of the bits of E4M3_LOW. */
 ALWAYS_INLINE __m512i e4m3_shifted(uint16_t *dst, const uint8_t *codes, const e4m3_tables *t, __m512i first,
-                                   __m512i second, __m512i most)
+                                   __m512i second, __m512i bytes)
 {
     /* So that unpacking within 128-bit lanes leaves codes in order. */
     const __m512i order = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0), sign = _mm512_set1_epi8((char)0x80);
@@ -71,7 +74,7 @@ ALWAYS_INLINE __m512i e4m3_shifted(uint16_t *dst, const uint8_t *codes, const e4
     const __m512i size = _mm512_set1_epi16(0x7FFF);
     _mm512_storeu_si512(dst, _mm512_mask_add_epi16(a, _mm512_test_epi16_mask(a, size), a, first));
     _mm512_storeu_si512(dst + 32, _mm512_mask_add_epi16(b, _mm512_test_epi16_mask(b, size), b, second));
-    return _mm512_max_epu8(most, _mm512_or_si512(code, sign));
+    return _mm512_or_si512(bytes, low);
 }
 
 /* Scales as biased exponents, up to 16 of them: what is added to the values of their groups, twice in 32 bits. */
@@ -135,22 +138,57 @@ static void e4m3_products(uint16_t *dst, const uint8_t *codes, int32_t n, float 
 
 /* ---- e2m1 -------------------------------------------------------------------------------------------- */
 
-/* 32 codes: two groups of 16 with their scales. Entry 2 n + g of the table is code n of group g. */
-ALWAYS_INLINE void e2m1_pair(uint16_t *dst, const uint8_t *codes, const float *scales)
+/* The 16 products of codes with each scale that is not negative: bf16. */
+typedef struct e2m1_tables {
+    _Alignas(64) uint16_t of_scale[128][16];
+} e2m1_tables;
+
+static void e2m1_make_tables(e2m1_tables *t)
 {
     const __m512 values = _mm512_set_ps(-6.0f, -4.0f, -3.0f, -2.0f, -1.5f, -1.0f, -0.5f, -0.0f, 6.0f, 4.0f,
                                         3.0f, 2.0f, 1.5f, 1.0f, 0.5f, 0.0f);
-    const __m512i group = join(_mm256_setzero_si256(), _mm256_set1_epi16(1));
-    /* Bits 4 j - 1 and on of two bytes, for each of their codes j; vpermw looks at the low five bits only. */
-    const __m512i from = _mm512_set1_epi64(0x0B0B07070303FFFF);
-    __m512i table0 = _mm512_castps_si512(_mm512_mul_ps(values, _mm512_set1_ps(scales[0])));
-    __m512i table1 = _mm512_castps_si512(_mm512_mul_ps(values, _mm512_set1_ps(scales[1])));
-    __m512i table = _mm512_ternarylogic_epi32(_mm512_srli_epi32(table0, 16), table1,
-                                              _mm512_set1_epi32((int)0xFFFF0000u), 0xF8);
-    __m512i bytes = _mm512_cvtepu16_epi64(_mm_loadu_si128((const __m128i *)codes));
-    __m512i index = _mm512_multishift_epi64_epi8(from, bytes);
-    index = _mm512_ternarylogic_epi32(index, _mm512_set1_epi16(-2), group, 0xEA); /* (index & -2) | group */
+    const __m512i upper = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27,
+                                           25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+    static const uint8_t count[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    for (int32_t first = 0; first < 128; first += 16) {
+        float scales[16];
+        uint8_t codes[16];
+        __m256 low, high;
+        _mm_storeu_si128((__m128i *)codes,
+                         _mm_add_epi8(_mm_loadu_si128((const __m128i *)count), _mm_set1_epi8((char)first)));
+        e4m3_floats(codes, &low, &high);
+        _mm256_storeu_ps(scales, low);
+        _mm256_storeu_ps(scales + 8, high);
+        for (int32_t i = 0; i < 16; i += 2) {
+            __m512i one = _mm512_castps_si512(_mm512_mul_ps(values, _mm512_set1_ps(scales[i])));
+            __m512i next = _mm512_castps_si512(_mm512_mul_ps(values, _mm512_set1_ps(scales[i + 1])));
+            _mm512_store_si512(t->of_scale[first + i], _mm512_permutex2var_epi16(one, upper, next));
+        }
+    }
+}
+
+/* 32 codes: two groups of 16, and the tables of their scales. */
+ALWAYS_INLINE void e2m1_pair(uint16_t *dst, const uint8_t *codes, const uint16_t *first, const uint16_t *second)
+{
+    const __m512i group = join(_mm256_setzero_si256(), _mm256_set1_epi16(16));
+    /* Bits 4 j and on of two bytes, for each of their codes j; vpermw looks at the low five bits only. */
+    const __m512i from = _mm512_set1_epi64(0x0C0C080804040000);
+    __m512i table = join(_mm256_load_si256((const __m256i *)first), _mm256_load_si256((const __m256i *)second));
+    __m512i index = _mm512_multishift_epi64_epi8(from, _mm512_cvtepu16_epi64(_mm_loadu_si128((const __m128i *)codes)));
+    index = _mm512_ternarylogic_epi32(index, _mm512_set1_epi16(15), group, 0xEA); /* (index & 15) | group */
     _mm512_storeu_si512(dst, _mm512_permutexvar_epi16(index, table));
+}
+
+/* Groups whose bits are set. */
+static void e2m1_negate(uint16_t *dst, uint32_t groups)
+{
+    const __m256i sign = _mm256_set1_epi16((short)0x8000);
+    for (int32_t g = 0; g < 32; g++) {
+        if (groups >> g & 1) {
+            __m256i *at = (__m256i *)(dst + 16 * g);
+            _mm256_storeu_si256(at, _mm256_xor_si256(_mm256_loadu_si256(at), sign));
+        }
+    }
 }
 
 /* ---- formats ----------------------------------------------------------------------------------------- */
@@ -166,27 +204,29 @@ static void e4m3_groups(uint16_t *dst, const uint8_t *codes, int32_t groups, int
 static void expand_v32(const fmlai_pool *pool, const int64_t *slots, int32_t count, int32_t head, void *dst,
                        int64_t dst_stride)
 {
+    fmlai_token_at tokens[FMLAI_EXPAND_MOST];
     const e4m3_tables tables = e4m3_make_tables();
     (void)head;
+    fmlai_cpu_walk_locate(tokens, pool, slots, count);
     for (int32_t i = 0; i < count; i++) {
-        fmlai_token_at at = fmlai_token_walk(pool, slots, count, i, 0, 656);
+        fmlai_token_at at = fmlai_walk_token(tokens, count, i, 0, 656);
         uint16_t *out = (uint16_t *)dst + i * dst_stride;
         float scales[4];
         shifts s;
         memcpy(scales, at.scales, sizeof scales);
         __m128i bits = _mm_loadu_si128((const __m128i *)at.scales);
         bool powers = _mm_test_all_zeros(bits, _mm_set1_epi32((int)0x807FFFFF));
-        __m512i most = _mm512_setzero_si512();
+        __m512i bytes = _mm512_setzero_si512();
         if (make_shifts(&s, _mm512_castsi128_si512(_mm_srli_epi32(bits, 23)), 4) && powers) {
 #pragma GCC unroll 8
             for (int32_t j = 0; j < 8; j++) {
                 __m512i shift = shift_at(&s, j / 2);
-                most = e4m3_shifted(out + 64 * j, at.row + 64 * j, &tables, shift, shift, most);
+                bytes = e4m3_shifted(out + 64 * j, at.row + 64 * j, &tables, shift, shift, bytes);
             }
         } else {
-            most = _mm512_set1_epi8(-1);
+            bytes = _mm512_set1_epi8(-1);
         }
-        if (_mm512_cmpeq_epi8_mask(most, _mm512_set1_epi8(-1))) {
+        if (_mm512_test_epi8_mask(bytes, _mm512_set1_epi8(E4M3_LOW))) {
             e4m3_groups(out, at.row, 4, 128, scales);
         }
         memcpy(out + 512, at.row + 528, 128);
@@ -199,17 +239,17 @@ ALWAYS_INLINE void e8m0_groups(uint16_t *dst, const uint8_t *codes, const e4m3_t
 {
     shifts s;
     __m512i wide = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8((__mmask16)((1 << n) - 1), scales));
-    __m512i most = _mm512_setzero_si512();
+    __m512i bytes = _mm512_setzero_si512();
     if (make_shifts(&s, wide, n)) {
 #pragma GCC unroll 8
         for (int32_t j = 0; j < n * group / 64; j++) {
             __m512i first = shift_at(&s, 64 * j / group), second = shift_at(&s, (64 * j + 32) / group);
-            most = e4m3_shifted(dst + 64 * j, codes + 64 * j, tables, first, second, most);
+            bytes = e4m3_shifted(dst + 64 * j, codes + 64 * j, tables, first, second, bytes);
         }
     } else {
-        most = _mm512_set1_epi8(-1);
+        bytes = _mm512_set1_epi8(-1);
     }
-    if (_mm512_cmpeq_epi8_mask(most, _mm512_set1_epi8(-1))) {
+    if (_mm512_test_epi8_mask(bytes, _mm512_set1_epi8(E4M3_LOW))) {
         float factors[16];
         for (int32_t g = 0; g < n; g++) {
             factors[g] = fmlai_f32_from_e8m0(scales[g]);
@@ -221,10 +261,12 @@ ALWAYS_INLINE void e8m0_groups(uint16_t *dst, const uint8_t *codes, const e4m3_t
 static void expand_v4(const fmlai_pool *pool, const int64_t *slots, int32_t count, int32_t head, void *dst,
                       int64_t dst_stride)
 {
+    fmlai_token_at tokens[FMLAI_EXPAND_MOST];
     const e4m3_tables tables = e4m3_make_tables();
     (void)head;
+    fmlai_cpu_walk_locate(tokens, pool, slots, count);
     for (int32_t i = 0; i < count; i++) {
-        fmlai_token_at at = fmlai_token_walk(pool, slots, count, i, 0, 576);
+        fmlai_token_at at = fmlai_walk_token(tokens, count, i, 0, 576);
         uint16_t *out = (uint16_t *)dst + i * dst_stride;
         e8m0_groups(out, at.row, &tables, at.scales, 7, 64);
         memcpy(out + 448, at.row + 448, 128);
@@ -234,10 +276,12 @@ static void expand_v4(const fmlai_pool *pool, const int64_t *slots, int32_t coun
 static void expand_v41(const fmlai_pool *pool, const int64_t *slots, int32_t count, int32_t head, void *dst,
                        int64_t dst_stride)
 {
+    fmlai_token_at tokens[FMLAI_EXPAND_MOST];
     const e4m3_tables tables = e4m3_make_tables();
     (void)head;
+    fmlai_cpu_walk_locate(tokens, pool, slots, count);
     for (int32_t i = 0; i < count; i++) {
-        fmlai_token_at at = fmlai_token_walk(pool, slots, count, i, 0, 512);
+        fmlai_token_at at = fmlai_walk_token(tokens, count, i, 0, 512);
         e8m0_groups((uint16_t *)dst + i * dst_stride, at.row, &tables, at.scales, 16, 32);
     }
 }
@@ -245,20 +289,28 @@ static void expand_v41(const fmlai_pool *pool, const int64_t *slots, int32_t cou
 static void expand_v41_fp4(const fmlai_pool *pool, const int64_t *slots, int32_t count, int32_t head,
                            void *dst, int64_t dst_stride)
 {
+    fmlai_token_at tokens[FMLAI_EXPAND_MOST];
+    e2m1_tables tables;
     (void)head;
+    e2m1_make_tables(&tables);
+    fmlai_cpu_walk_locate(tokens, pool, slots, count);
     for (int32_t i = 0; i < count; i++) {
-        fmlai_token_at at = fmlai_token_walk(pool, slots, count, i, 0, 256);
+        fmlai_token_at at = fmlai_walk_token(tokens, count, i, 0, 256);
         uint16_t *out = (uint16_t *)dst + i * dst_stride;
-        float scales[32];
-        for (int32_t g = 0; g < 32; g += 16) {
-            __m256 first, second;
-            e4m3_floats(at.scales + g, &first, &second);
-            _mm256_storeu_ps(scales + g, first);
-            _mm256_storeu_ps(scales + g + 8, second);
+        const uint8_t *scales = at.scales;
+        uint8_t sizes[32];
+        __m256i all = _mm256_loadu_si256((const __m256i *)scales);
+        uint32_t negative = (uint32_t)_mm256_movemask_epi8(all);
+        if (negative) {
+            _mm256_storeu_si256((__m256i *)sizes, _mm256_and_si256(all, _mm256_set1_epi8(127)));
+            scales = sizes;
         }
-#pragma GCC unroll 4
+#pragma GCC unroll 16
         for (int32_t g = 0; g < 32; g += 2) {
-            e2m1_pair(out + 16 * g, at.row + 8 * g, scales + g);
+            e2m1_pair(out + 16 * g, at.row + 8 * g, tables.of_scale[scales[g]], tables.of_scale[scales[g + 1]]);
+        }
+        if (negative) {
+            e2m1_negate(out, negative);
         }
     }
 }
@@ -266,9 +318,11 @@ static void expand_v41_fp4(const fmlai_pool *pool, const int64_t *slots, int32_t
 static void expand_plain(const fmlai_pool *pool, const int64_t *slots, int32_t count, int32_t head, void *dst,
                          int64_t dst_stride)
 {
+    fmlai_token_at tokens[FMLAI_EXPAND_MOST];
     int32_t d_qk = pool->format.d_qk;
+    fmlai_cpu_walk_locate(tokens, pool, slots, count);
     for (int32_t i = 0; i < count; i++) {
-        fmlai_token_at at = fmlai_token_walk(pool, slots, count, i, head * pool->head_stride, 2 * d_qk);
+        fmlai_token_at at = fmlai_walk_token(tokens, count, i, head * pool->head_stride, 2 * d_qk);
         memcpy((uint16_t *)dst + i * dst_stride, at.row + head * pool->head_stride, 2 * (size_t)d_qk);
     }
 }

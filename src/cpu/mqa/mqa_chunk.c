@@ -24,7 +24,7 @@ static void expand(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, fml
 /* Whether tokens follow each other in a page. */
 static bool together(const fmlai_pool *pool, const int64_t *slots, int32_t count)
 {
-    bool next = slots[0] % pool->page_size + count <= pool->page_size;
+    bool next = fmlai_pool_place(pool, slots[0]).offset + count <= pool->page_size;
     for (int32_t i = 1; next && i < count; i++) {
         next = slots[i] == slots[0] + i;
     }

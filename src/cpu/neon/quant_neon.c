@@ -55,9 +55,11 @@ static void plain_row(float *dst, const uint8_t *src, int32_t n, bool f16)
 static void expand_plain(const fmlai_pool *pool, const int64_t *slots, int32_t count, int32_t head, void *dst,
                          int64_t dst_stride)
 {
+    fmlai_token_at tokens[FMLAI_EXPAND_MOST];
     int32_t d_qk = pool->format.d_qk;
+    fmlai_cpu_walk_locate(tokens, pool, slots, count);
     for (int32_t i = 0; i < count; i++) {
-        fmlai_token_at at = fmlai_token_walk(pool, slots, count, i, head * pool->head_stride, 2 * d_qk);
+        fmlai_token_at at = fmlai_walk_token(tokens, count, i, head * pool->head_stride, 2 * d_qk);
         plain_row((float *)dst + i * dst_stride, at.row + head * pool->head_stride, d_qk,
                   pool->format.element == FMLA_F16);
     }
@@ -66,10 +68,12 @@ static void expand_plain(const fmlai_pool *pool, const int64_t *slots, int32_t c
 static void expand_e4m3(const fmlai_pool *pool, const int64_t *slots, int32_t count, int32_t head, void *dst,
                         int64_t dst_stride)
 {
+    fmlai_token_at tokens[FMLAI_EXPAND_MOST];
     const fmla_format_info *f = &pool->format;
     (void)head;
+    fmlai_cpu_walk_locate(tokens, pool, slots, count);
     for (int32_t i = 0; i < count; i++) {
-        fmlai_token_at at = fmlai_token_walk(pool, slots, count, i, 0, f->data_row_bytes);
+        fmlai_token_at at = fmlai_walk_token(tokens, count, i, 0, f->data_row_bytes);
         float *out = (float *)dst + i * dst_stride;
         for (int32_t g = 0; g < f->quant_dims / f->group; g++) {
             float scale;

@@ -8,10 +8,12 @@
 
 #include "../../problem.h"
 
+#define FMLAI_EXPAND_MOST 128 /* as many as a tile has */
+
 /*
- * Expands `count` tokens of a pool into tile rows: dst row i (dst_stride elements apart) = slot slots[i], KV
- * head `head`, as attention sees it (rounded to bf16; fp16 pools: the fp16 value, F32 tiles only). Slots are
- * valid.
+ * Expands `count` tokens of a pool, FMLAI_EXPAND_MOST at most, into tile rows: dst row i (dst_stride elements apart) =
+ * slot slots[i], KV head `head`, as attention sees it (rounded to bf16; fp16 pools: the fp16 value, F32 tiles only).
+ * Slots are valid.
  */
 typedef void (*fmlai_expand)(const fmlai_pool *pool, const int64_t *slots, int32_t count, int32_t head,
                              void *dst, int64_t dst_stride);

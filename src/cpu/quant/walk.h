@@ -23,22 +23,24 @@ static inline fmlai_token_at fmlai_token_locate(const fmlai_pool *pool, int64_t 
     return (fmlai_token_at){fmlai_pool_row(pool, slot), fmlai_pool_scales(pool, slot)};
 }
 
-/* Token i of a walk; fetches the lines of a later one: row_bytes from `first` on are what is read of a row.
- */
-static inline fmlai_token_at fmlai_token_walk(const fmlai_pool *pool, const int64_t *slots, int32_t count,
-                                              int32_t i, int64_t first, int32_t row_bytes)
+/* Locates all tokens of a walk, before it begins: then no row waits for its address. walk.c. */
+void fmlai_cpu_walk_locate(fmlai_token_at *at, const fmlai_pool *pool, const int64_t *slots, int32_t count);
+
+/* Token i of a walk over `count`; fetches the lines of a later one: row_bytes from `first` on are what is read of a
+ * row. Rows that lie one after the other are the processor's to fetch. */
+static inline fmlai_token_at fmlai_walk_token(const fmlai_token_at *at, int32_t count, int32_t i, int64_t first,
+                                              int32_t row_bytes)
 {
-    /* Rows that lie one after the other are the processor's to fetch. */
-    bool apart = pool->token_stride >= 2 * (int64_t)row_bytes;
-    if (i + FMLAI_ROWS_AHEAD < count && (apart || slots[i + FMLAI_ROWS_AHEAD] != slots[i] + FMLAI_ROWS_AHEAD)) {
-        fmlai_token_at next = fmlai_token_locate(pool, slots[i + FMLAI_ROWS_AHEAD]);
+    const fmlai_token_at *next = at + i + FMLAI_ROWS_AHEAD;
+    if (i + FMLAI_ROWS_AHEAD < count &&
+        (uintptr_t)next->row - (uintptr_t)at[i].row >= 2 * FMLAI_ROWS_AHEAD * (uintptr_t)row_bytes) {
         for (int32_t b = 0; b < row_bytes; b += 64) {
-            __builtin_prefetch(next.row + first + b);
+            __builtin_prefetch(next->row + first + b);
         }
-        __builtin_prefetch(next.row + first + row_bytes - 1);
-        __builtin_prefetch(next.scales);
+        __builtin_prefetch(next->row + first + row_bytes - 1);
+        __builtin_prefetch(next->scales);
     }
-    return fmlai_token_locate(pool, slots[i]);
+    return at[i];
 }
 
 #endif
