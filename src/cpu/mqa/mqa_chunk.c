@@ -31,16 +31,18 @@ static bool together(const fmlai_pool *pool, const int64_t *slots, int32_t count
     return next;
 }
 
-/* As expand(), where the cache holds what kernels multiply: parts of a tile that lie together there stay there. */
+/* As expand(), where the cache holds what kernels multiply: parts of a tile that lie together there stay there. last:
+ * no other list's tokens follow in the tile, so that its last part may be a short one. */
 static void place(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, fmlai_mqa_scratch *scratch, int32_t which,
-                  int32_t begin, int32_t count, int32_t at, fmlai_tile_parts *tile)
+                  int32_t begin, int32_t count, int32_t at, bool last, fmlai_tile_parts *tile)
 {
     const fmlai_pool *pool = which == 0 ? &plan->p->main.pool : &plan->p->extra.pool;
     for (int32_t i = 0, n; i < count; i += n) {
         const int64_t *slots = scratch->tokens.slots + begin + i;
         int32_t room = FMLAI_TILE_PART - (at + i) % FMLAI_TILE_PART;
         n = count - i < room ? count - i : room;
-        if (room == FMLAI_TILE_PART && together(pool, slots, n)) {
+        bool whole = room == FMLAI_TILE_PART && (n == room || last);
+        if (whole && together(pool, slots, n)) {
             tile->at[(at + i) / FMLAI_TILE_PART] =
                 fmlai_pool_row(pool, slots[0]) + block->kv_head * pool->head_stride;
         } else {
@@ -59,7 +61,7 @@ static void make_tile(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, 
     for (int32_t which = 0; which < 2; which++) {
         int32_t at = which == 0 ? 0 : main, n = which == 0 ? main : count - main;
         if (n > 0 && plan->in_place[which]) {
-            place(plan, block, scratch, which, begin + at, n, at, tile);
+            place(plan, block, scratch, which, begin + at, n, at, at + n == count, tile);
         } else if (n > 0) {
             expand(plan, block, scratch, which, begin + at, n, at);
         }
