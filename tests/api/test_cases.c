@@ -39,6 +39,39 @@ static void fill_distinct(void *data, size_t count)
     }
 }
 
+/* Neighbours that end the main list, and then tokens of the extra one, where tokens are multiplied in groups: bits are
+ * those of one list over one cache. Slots behind the neighbours hold NaN. */
+static void two_bf16_caches_have_the_bits_of_one(void **state)
+{
+    (void)state;
+    enum { H = 3, D = 64, DV = 32, SLOTS = 64, TOKENS = 23, MAIN = 19 };
+    int32_t list[TOKENS];
+    calls_reset(c);
+    fmla_decode_args a = FMLA_DECODE_ARGS_INIT, b = FMLA_DECODE_ARGS_INIT;
+    uint16_t *q = calls_input(c, H * D * 2), *cache = calls_input(c, SLOTS * D * 2);
+    float *out = calls_output(c, H * DV * 4), *expected = calls_output(c, H * DV * 4);
+    fill_distinct(q, H * D);
+    fill_distinct(cache, SLOTS * D);
+    for (int32_t i = 0; i < TOKENS; i++) {
+        list[i] = i < MAIN ? i : 60 - 3 * i % 16;
+    }
+    memset(cache + MAIN * D, 0xFF, 8 * D * sizeof *cache);
+    b.q = fmla_tensor_4d(q, FMLA_BF16, 1, 1, H, D);
+    b.kv = (fmla_kv_cache){.data = cache, .format = FMLA_KV_BF16, .num_pages = 1, .page_size = SLOTS};
+    a = b;
+    b.indices = fmla_tensor_3d(list, FMLA_I32, 1, 1, TOKENS);
+    b.out = fmla_tensor_4d(expected, FMLA_F32, 1, 1, H, DV);
+    expect(fmla_decode(c->context, &b, NULL), FMLA_OK, "");
+    a.extra_kv = a.kv;
+    a.indices = fmla_tensor_3d(list, FMLA_I32, 1, 1, MAIN);
+    a.extra_indices = fmla_tensor_3d(list + MAIN, FMLA_I32, 1, 1, TOKENS - MAIN);
+    a.out = fmla_tensor_4d(out, FMLA_F32, 1, 1, H, DV);
+    expect(fmla_decode(c->context, &a, NULL), FMLA_OK, "");
+    assert_memory_equal(out, expected, H * DV * sizeof *out);
+    assert_true(out[0] == out[0]);
+    assert_true(calls_guards_intact(c));
+}
+
 /* Ragged queries have no hint to get wrong: rows are right for every token, each as in its own call. */
 static void c039_c040_ragged_queries_leave_no_row_behind(void **state)
 {
@@ -338,6 +371,7 @@ int main(void)
         cmocka_unit_test(c097_outer_scale_must_be_a_normal_float),
         cmocka_unit_test(c100_wrong_width_says_the_expected_bytes),
         cmocka_unit_test(c101_custom_format),
+        cmocka_unit_test(two_bf16_caches_have_the_bits_of_one),
         cmocka_unit_test(c145_rope_positions_stay_in_the_table),
     };
     return cmocka_run_group_tests(tests, set_up, calls_tear_down);
