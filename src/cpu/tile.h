@@ -75,10 +75,10 @@ static inline int64_t fmlai_tile_stride(fmla_dtype dtype, int32_t d)
     return ((d + line - 1) / line | 1) * line;
 }
 
-/* What a core will read after this tile: rows of `bytes` bytes (those of the first one's pool), which accumulate_parts
- * fetches into its cache beside the products, a few for each of its steps. */
+/* What a core will read after this tile: rows of `bytes` bytes (those of the first one's pool) or halves of rows, which
+ * accumulate_parts fetches into its cache beside the products, a few for each of its steps. */
 typedef struct fmlai_ahead {
-    const uint8_t *rows[FMLAI_TILE_TOKENS_MAX];
+    const uint8_t *rows[2 * FMLAI_TILE_TOKENS_MAX];
     int32_t count;
     int32_t bytes;
     int32_t next; /* the first that is still to be fetched */

@@ -9,7 +9,8 @@
 #include "../../format/format.h"
 #include "mqa.h"
 
-#define AHEAD_ROWS 32 /* with fewer, fetching takes longer than a step's products */
+#define AHEAD_ROWS  32 /* with fewer, fetching takes longer than a step's products */
+#define AHEAD_LINES 11 /* longer rows (of bf16) come in two pieces where steps are many: loads wait for many fetches */
 
 /* Tokens begin..begin+count-1 of the chunk, all of list `which`, into the tile, from its token `at` on. */
 static void expand(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, fmlai_mqa_scratch *scratch, int32_t which,
@@ -72,13 +73,20 @@ static void make_tile(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, 
 static void look_ahead(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, const fmlai_mqa_tokens *tokens,
                        int32_t begin, int32_t count, int32_t rows, fmlai_ahead *ahead)
 {
-    int32_t most = plan->kernels->block_tokens;
-    ahead->next = 0;
-    ahead->count = rows < AHEAD_ROWS || count < 0 ? 0 : count < most ? count : most;
-    for (int32_t i = 0; i < ahead->count; i++) {
+    int32_t most = plan->kernels->block_tokens, n = rows < AHEAD_ROWS || count < 0 ? 0 : count < most ? count : most;
+    int32_t pieces = 1;
+    ahead->next = ahead->count = 0;
+    for (int32_t i = 0; i < n; i++) {
         const fmlai_pool *pool = begin + i < tokens->main_count ? &plan->p->main.pool : &plan->p->extra.pool;
-        ahead->rows[i] = fmlai_pool_row(pool, tokens->slots[begin + i]) + block->kv_head * pool->head_stride;
-        ahead->bytes = i == 0 ? fmlai_pool_row_bytes(pool) : ahead->bytes;
+        const uint8_t *row = fmlai_pool_row(pool, tokens->slots[begin + i]) + block->kv_head * pool->head_stride;
+        if (i == 0) {
+            int32_t lines = (fmlai_pool_row_bytes(pool) + 63) / 64;
+            pieces = lines > AHEAD_LINES && rows > FMLAI_TILE_ROWS / 2 ? 2 : 1;
+            ahead->bytes = (lines + pieces - 1) / pieces * 64;
+        }
+        for (int32_t piece = 0; piece < pieces; piece++) {
+            ahead->rows[ahead->count++] = row + piece * ahead->bytes;
+        }
     }
 }
 
