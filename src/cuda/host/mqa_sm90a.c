@@ -73,7 +73,7 @@ static const fmlac_kernel kernels[6][2][2] = {
 /* Few rows of queries of quantised tokens, [dims: 512, 576]. */
 #define FEW(name)                                                                                                      \
     {                                                                                                                  \
-        name, #name, FMLA_BF16, FMLAC_FEW_ROWS, FMLAC_FEW_TOKENS, 28, 227, 0                                           \
+        name, #name, FMLA_BF16, FMLAC_FEW_ROWS, FMLAC_FEW_TOKENS, 16, 227, 0                                           \
     }
 static const fmlac_kernel few[2] = {FEW(fmlak_mqa_few_bf16_512_sm90a), FEW(fmlak_mqa_few_bf16_576_sm90a)};
 
@@ -256,9 +256,9 @@ static const fmlac_kernel *choose_few(const fmlac_state *state, const fmlac_mqa 
     int64_t rows = p->h_q / p->h_kv * (paged ? p->s_q : 1), lists = (paged ? p->batch : p->num_tokens) * p->h_kv;
     int64_t list = paged ? p->main.capacity : p->main.topk + p->extra.topk;
     bool enough = state->few || list >= fmlac_ceil(FEW_LEAST * (int64_t)state->processors, lists > 0 ? lists : 1);
-    bool narrow =
-        FMLAC_RAW_PITCH(p->main.pool.data_row_bytes) <= FMLAC_FEW_PITCH_MAX &&
-        (p->extra.kind == FMLAC_LIST_NONE || FMLAC_RAW_PITCH(p->extra.pool.data_row_bytes) <= FMLAC_FEW_PITCH_MAX);
+    bool narrow = FMLAC_STRIP_PITCH(p->main.pool.data_row_bytes) <= FMLAC_STRIP_PITCH_MAX &&
+                  (p->extra.kind == FMLAC_LIST_NONE ||
+                   FMLAC_STRIP_PITCH(p->extra.pool.data_row_bytes) <= FMLAC_STRIP_PITCH_MAX);
     bool fits = enough && !ragged && narrow && rows <= FMLAC_FEW_ROWS && fmlac_hopper_unpaired(p);
     return fits ? &few[p->d_qk > 512] : NULL;
 }

@@ -45,6 +45,29 @@ PTX_INLINE uint32_t ptx_permute_bytes(uint32_t x, uint32_t select)
     return y;
 }
 
+/* The same of x (bytes 0 to 3) and y (4 to 7). */
+PTX_INLINE uint32_t ptx_permute_two(uint32_t x, uint32_t y, uint32_t select)
+{
+    uint32_t z;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(z) : "r"(x), "r"(y), "r"(select));
+    return z;
+}
+
+PTX_INLINE uint32_t ptx_multiply_f16x2(uint32_t a, uint32_t b)
+{
+    uint32_t x;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(x) : "r"(a), "r"(b));
+    return x;
+}
+
+/* The e4m3 codes of the low two bytes of x as fp16, which holds every one of them (sm_89). */
+PTX_INLINE uint32_t ptx_f16_of_e4m3(uint32_t x)
+{
+    uint32_t y;
+    asm("{.reg .b16 h; cvt.u16.u32 h, %1; cvt.rn.f16x2.e4m3x2 %0, h;}" : "=r"(y) : "r"(x));
+    return y;
+}
+
 /* One fp16 number, low half of x. */
 PTX_INLINE float ptx_float_of_f16(uint32_t x)
 {

@@ -92,6 +92,13 @@ PTX_INLINE uint32_t ptx_load_shared_u32(uint32_t address)
     return x;
 }
 
+PTX_INLINE uint32_t ptx_load_shared_u16(uint32_t address)
+{
+    uint16_t x;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(address) : "memory");
+    return x;
+}
+
 PTX_INLINE uint32_t ptx_load_shared_u8(uint32_t address)
 {
     uint32_t x;

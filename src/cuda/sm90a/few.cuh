@@ -1,262 +1,318 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * few.cuh: attention of few query rows (ROWS, 16) over a list of quantised tokens. Tokens come as the relay's do
- * (source_codes.cuh); the products have their roles swapped, so that the 64 rows a product has are tokens or output
- * dims, and the few rows of queries are its columns: scores^T = K Q^T and output^T = V^T weights^T. The tile is the
- * first operand of both, K-major and MN-major.
+ * few.cuh: attention of few query rows (ROWS, 16) over a list of quantised tokens. A product of a warpgroup has 64
+ * rows, of which few are there: so products are warps' own (m16n8k16), whose second operands are expanded from codes in
+ * registers (few_tokens.cuh). No tile of 16-bit numbers is ever written.
  *
  * ROLES       warps    registers   work
- *   scorer    0..3     72          Q, scores, weights
- *   summer    4..7     136         all output dims, output
- *   producers 8..23    56          expand four rows of a tile each
- *             24..27   72          finder, two gatherers, fetcher (source_codes.cuh)
+ *   teams     0..11    144         three teams of four warps: each attends every third strip of 32 tokens
+ *   others    12..15   80          finder, two gatherers, Q (few_source.cuh)
  *
- * SHARED MEMORY and BARRIERS as the relay's (plan.cuh, relay.cuh), but:
- *   free[s][2]     4 warps     scorer: has the scores; summer: has the sums    producers    slot s
- *   named 1 + s    256         both                                           both         weights[s], state[s],
- *                                                                                          reference[s]: factors
- *   named 3        128         scorer                                         itself       Q; tops[]
- *   named 7        256         scorer                                         summer       sums[], maxima[], ends[]
- *   named 4        128         summer                                         itself       its epilogue
- * Weights of tile t + 2 lie where those of tile t did: the scorer has waited for tile t + 2, which came once the summer
- * was done with tile t. What a piece ends with (sums, maxima, ends) has two places: the piece after the next is not
- * found before the summer is done with it.
+ * A team's warp has a quarter of a token's dims, for scores and for the output (with 576 dims, a part of the last block
+ * for scores). ORDER of a team, for a strip:
+ *   parts of scores of its dims    to shared memory; named 1 + team
+ *   weights of eight tokens        from the sum of parts; to shared memory; named 4 + team (few_weights.cuh)
+ *   += weights * values            of its dims
+ * Teams have references and sums of their own and do not wait for each other: what one waits for is filled by the
+ * others. At the end of a piece the team that had its last strip joins them (few_output.cuh), so that a row's bits do
+ * not depend on what came before.
+ *
+ * SHARED MEMORY struct few_plan (few_plan.cuh).
+ *
+ * BARRIERS            arrivals         made by              waited for by    protects
+ *   those of few_source.cuh, and
+ *   piece_full[2]     1                finder               everybody        pieces[]
+ *   piece_free[2]     14               all but gatherers    finder           pieces[], q[], sink[], ends[]
+ *   left_full[2][k]   4                the k-th team done   its last team    left[], left_ends
+ *   left_free[2][k]   4                its last team        who is next      the same
+ *   named 1 + team    128              a team               itself           parts[], tops[], ends of a piece
+ *   named 4 + team    128              a team               itself           weights[]; whether references move
  */
 #ifndef FLASHMLA_CUDA_SM90A_FEW_CUH
 #define FLASHMLA_CUDA_SM90A_FEW_CUH
 
 #include "few_output.cuh"
-#include "relay.cuh"
-
-#define SCORER       0
-#define BARRIER_SUMS BARRIER_SINKS /* what a piece ends with is there */
+#include "few_source.cuh"
 
 struct few_of {
-    static constexpr int PRODUCER_WARPS = (CODE_WARPS + 1 + GATHERERS + FETCHERS + 3) / 4 * 4;
-    static constexpr int THREADS = (MMA_WARPS + PRODUCER_WARPS) * 32;
-    static constexpr int SCORER_REGISTERS = 72;
-    static constexpr int SUMMER_REGISTERS = 136;
-    static constexpr int EXPAND_REGISTERS = 56;
-    static constexpr int OTHER_REGISTERS = 72; /* of the finder, above all */
+    static constexpr int TEAM_GROUPS = TEAMS * TEAM_WARPS / 4;
+    static constexpr int THREADS = (TEAM_GROUPS + 1) * 128;
+    static constexpr int TEAM_REGISTERS = 144;
+    static constexpr int OTHER_REGISTERS = 80;
 };
 
-/* The tile of a slot, and its weights: rows of heads. */
-template <int BLOCKS> static __device__ __forceinline__ tile_view few_view(uint32_t slot)
-{
-    tile_view v = {};
-    const uint32_t base = ptx_shared_address(ptx_shared());
-    v.at = base + offsetof(plan<BLOCKS>, k) + slot * (BLOCKS * TILE_BYTES);
-    v.weights_at = base + offsetof(plan<BLOCKS>, weights) + slot * BLOCK_BYTES;
-    v.k = ptx_wgmma_tile(v.at, TILE_BYTES);
-    v.weights = ptx_wgmma_tile(v.weights_at, BLOCK_BYTES);
-    return v;
-}
+/* ---- a team ------------------------------------------------------------------------------------------------------ */
 
-/* ---- the scorer -------------------------------------------------------------------------------------------------- */
+#define MIXED (KIND_F32 | KIND_MIXED)
+#define WIDE  (KIND_E8M0 | KIND_WIDE)
 
-/* s + other = tile * Q^T: two chains, as each of these products alone is shorter than its latency. */
+/* A warp's share of a strip's scores. Returns the kind that it is of, KIND_ANY: its values go the long way, too. */
 template <int BLOCKS>
-static __device__ __forceinline__ void few_scores(float s[FEW_SCORES], float other[FEW_SCORES], uint32_t q, uint32_t k)
+static __device__ __forceinline__ uint32_t score_strip(const fmlac_pool &pool, uint32_t kind, bool plain,
+                                                       const strip_view &v, uint32_t q, uint32_t warp, uint32_t parts,
+                                                       float own[4])
 {
-    ptx_wgmma_hold<FEW_SCORES>(s);
-    ptx_wgmma_hold<FEW_SCORES>(other);
-    ptx_wgmma_fence();
-#pragma unroll
-    for (int at = 0; at < BLOCKS; at++) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            uint32_t of_q = ptx_wgmma_advance(q, at * BLOCK_BYTES + i * 32);
-            uint32_t of_k = ptx_wgmma_advance(k, at * TILE_BYTES + i * 32);
-            ptx_wgmma_n16_ss<0>(i % 2 == 0 ? s : other, of_k, of_q, at + i / 2 > 0);
-        }
-    }
-    ptx_wgmma_commit();
-}
-
-static __device__ __forceinline__ void few_scores_there(float s[FEW_SCORES], float other[FEW_SCORES])
-{
-    ptx_wgmma_wait<0>();
-    ptx_wgmma_hold<FEW_SCORES>(s);
-    ptx_wgmma_hold<FEW_SCORES>(other);
-#pragma unroll
-    for (int i = 0; i < FEW_SCORES; i++) {
-        s[i] += other[i];
-    }
-}
-
-/* All bits are 1 if all tokens of a tile are there. */
-template <int BLOCKS> static __device__ __forceinline__ uint32_t tokens_there(const plan<BLOCKS> *m, uint32_t slot)
-{
-    uint32_t all = 0xFFFFFFFFu;
-#pragma unroll
-    for (int i = 0; i < 16 / WARP_ROWS; i++) {
-        all &= *(const volatile uint32_t *)&m->mask[slot][i];
-    }
-    return all;
-}
-
-/* Tiles of a piece that has some. Returns how many. parity: of the piece's number. */
-template <int BLOCKS>
-static __device__ __forceinline__ uint32_t score_tiles(few_heads &heads, uint32_t q, plan<BLOCKS> *m,
-                                                       const fmlac_mqa &p, const piece &c, slot_uses uses,
-                                                       uint32_t parity)
-{
-    const uint32_t warp = uniform(threadIdx.x / 32);
-    uint32_t t = 0, more;
-#pragma unroll 1
-    do {
-        const uint32_t slot = t & 1;
-        const tile_view v = few_view<BLOCKS>(slot);
-        const int32_t first = (c.begin + (int32_t)t) * TOKENS, all_see = *(const volatile int32_t *)&c.all_see;
-        float s[FEW_SCORES], other[FEW_SCORES];
-        ptx_mbarrier_wait(ptx_shared_address(m->full[slot]), tile_parity(uses, t));
-        few_scores<BLOCKS>(s, other, q, v.k);
-        const bool masked = __any_sync(0xFFFFFFFFu, tokens_there(m, slot) != 0xFFFFFFFFu || all_see < first + TOKENS);
-        more = __any_sync(0xFFFFFFFFu, *(const volatile uint32_t *)&m->more[slot] != 0) ? 1 : 0;
-        few_scores_there(s, other);
-        if (all_see < first + TOKENS && all_see < c.work.main_count) {
-            clean_tile<0>(c, v.at, first, SCORER);
-        }
-        if (masked) {
-            few_hide(s, m, c, slot, first, warp);
-        }
-        few_weigh(s, heads, m, slot, v.weights_at, warp, t == 0, more);
-        free_half<0>(ptx_shared_address(&m->free[slot][0]), more);
-        if (p.max_logits.data) {
-            few_raise_max(s, heads.max);
-        }
-        t++;
-    } while (more);
-    few_end(heads, m, parity, warp);
-    ptx_barrier_arrive(BARRIER_SUMS, 256);
-    return t;
-}
-
-template <int BLOCKS> static __device__ __forceinline__ void score(const fmlac_mqa_sm90a &all, plan<BLOCKS> *m)
-{
-    const fmlac_mqa &p = all.mqa;
-    slot_uses uses = 0;
-    const uint32_t q = ptx_wgmma_tile(ptx_shared_address(m->q), BLOCK_BYTES);
-    first_q<BLOCKS, 0, 128>(all, m);
-#pragma unroll 1
-    for (uint32_t i = 0;; i++) {
-        ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[i & 1]), use_parity(i));
-        const piece &c = m->pieces[i & 1];
-        if (!uniform(c.there)) {
-            ptx_copy_async_wait<0>();
-            break;
-        }
-        if (has_tiles(c)) {
-            if (i > 0 || uniform(own_guess(m)) != uniform((uint32_t)c.work.first)) {
-                ptx_copy_async_wait<0>(); /* a wrong guess */
-                start_q<BLOCKS, 128>(p, c.work, m);
+    if (kind != KIND_ANY) {
+        few_query x;
+        load_query<BLOCKS>(&x, q, warp);
+        if constexpr (BLOCKS == 9) {
+            kind = kind == MIXED ? kind : strip_scores<BLOCKS, KIND_F32, KIND_F32>(pool, v, x, warp, parts, own);
+            if (kind == MIXED) {
+                q_as_bf16(&x);
+                kind = strip_scores<BLOCKS, MIXED, MIXED>(pool, v, x, warp, parts, own);
             }
-            finish_q<BLOCKS, 128>(p, m);
-            ptx_barrier_sync(BARRIER_GROUP + SCORER, 128);
-            few_heads heads;
-            few_begin(heads, scale_of(p));
-            uses = uses_after(uses, score_tiles<BLOCKS>(heads, q, m, p, c, uses, i & 1));
-        }
-        arrive_together(ptx_shared_address(&m->piece_free[i & 1]));
-    }
-}
-
-/* ---- the summer -------------------------------------------------------------------------------------------------- */
-
-/* o += V^T weights^T: a product for 64 dims and 16 tokens. */
-static __device__ __forceinline__ void few_values(float o[FEW_OUTPUT], uint32_t weights, uint32_t k)
-{
-    ptx_wgmma_hold<FEW_OUTPUT>(o);
-    ptx_wgmma_fence();
-#pragma unroll
-    for (int tokens = 0; tokens < TOKENS / 16; tokens++) {
-#pragma unroll
-        for (int block = 0; block < 8; block++) {
-            ptx_wgmma_n16_ss<1>(o + block * FEW_SCORES, ptx_wgmma_advance(k, block * TILE_BYTES + tokens * 2048),
-                                ptx_wgmma_advance(weights, tokens * 32), 1);
+        } else if (kind == KIND_FP4) {
+            kind = strip_scores<BLOCKS, KIND_FP4, KIND_FP4>(pool, v, x, warp, parts, own);
+        } else if (kind == KIND_E8M0) {
+            kind = strip_scores<BLOCKS, KIND_E8M0, KIND_E8M0>(pool, v, x, warp, parts, own);
+        } else if (plain) {
+            kind = strip_scores<BLOCKS, WIDE, KIND_PLAIN>(pool, v, x, warp, parts, own);
+        } else {
+            kind = strip_scores<BLOCKS, WIDE, WIDE>(pool, v, x, warp, parts, own);
         }
     }
-    ptx_wgmma_commit();
-    ptx_wgmma_wait<0>();
-    ptx_wgmma_hold<FEW_OUTPUT>(o);
+    if (kind == KIND_ANY) {
+        hard_scores<BLOCKS>(pool, v, q, warp, parts, own);
+    }
+    return kind;
 }
 
 template <int BLOCKS>
-static __device__ __forceinline__ uint32_t sum_tiles(float o[FEW_OUTPUT], plan<BLOCKS> *m, slot_uses uses)
+static __device__ __forceinline__ void sum_strip(float o[FEW_OUTPUT], const fmlac_pool &pool, uint32_t kind, bool plain,
+                                                 const strip_view &v, uint32_t warp, uint32_t weights)
 {
-    uint32_t t = 0, state;
-#pragma unroll 1
-    do {
-        const uint32_t slot = t & 1;
-        const tile_view v = few_view<BLOCKS>(slot);
-        while (ptx_barrier_any(BARRIER_WEIGHTS + slot, 256, false)) {
+    if constexpr (BLOCKS == 9) {
+        if (kind == MIXED) {
+            strip_values<MIXED, MIXED>(o, pool, v, warp, weights);
+        } else {
+            strip_values<KIND_F32, KIND_F32>(o, pool, v, warp, weights);
         }
-        ptx_fence_async_proxy();
-        ptx_mbarrier_wait(ptx_shared_address(m->full[slot]), tile_parity(uses, t));
-        state = uniform(*(const volatile uint32_t *)&m->state[slot]);
-        if ((state & FEW_MOVED) && t > 0) {
-            float factor[FEW_COLUMNS];
-#pragma unroll
-            for (int column = 0; column < FEW_COLUMNS; column++) {
-                factor[column] = m->reference[slot][few_head(column)];
-            }
-            few_rescale(o, factor);
-        }
-        few_values(o, v.weights, v.k);
-        free_half<0>(ptx_shared_address(&m->free[slot][1]), state);
-        t++;
-    } while (state & FEW_MORE);
-    ptx_barrier_sync(BARRIER_SUMS, 256);
-    return t;
+    } else if (kind == KIND_FP4) {
+        strip_values<KIND_FP4, KIND_FP4>(o, pool, v, warp, weights);
+    } else if (kind == KIND_E8M0) {
+        strip_values<KIND_E8M0, KIND_E8M0>(o, pool, v, warp, weights);
+    } else if (plain) {
+        strip_values<WIDE, KIND_PLAIN>(o, pool, v, warp, weights);
+    } else {
+        strip_values<WIDE, WIDE>(o, pool, v, warp, weights);
+    }
 }
 
-template <int BLOCKS> static __device__ __forceinline__ void sum(const fmlac_mqa &p, plan<BLOCKS> *m)
+/* Where a team is: four times the number of its next strip, and the piece's number modulo 4. All else is found anew
+ * wherever it is asked: there are no registers. */
+typedef uint32_t team_walk;
+
+static __device__ __forceinline__ uint32_t piece_number(team_walk walk)
 {
-    slot_uses uses = 0;
+    return walk & 3;
+}
+
+static __device__ __forceinline__ uint32_t entry_of(team_walk walk)
+{
+    return uniform(walk) / 4 % ENTRIES;
+}
+
+static __device__ __forceinline__ uint32_t own_team(void)
+{
+    return uniform(ptx_thread() / TEAM_THREADS);
+}
+
+static __device__ __forceinline__ uint32_t own_warp(void)
+{
+    return uniform(ptx_thread() / 32 % TEAM_WARPS);
+}
+
+/* Attends a strip. */
+template <int BLOCKS>
+static __device__ __forceinline__ void attend(float o[FEW_OUTPUT], few_rows &r, const fmlac_mqa &p, const piece &c,
+                                              few_plan<BLOCKS> *m, team_walk walk)
+{
+    const volatile strip &own = m->strips[entry_of(walk)];
+    const uint32_t i = piece_number(walk);
+    const uint32_t extra = uniform(own.flags);
+    const fmlac_pool &pool = pool_of(p, extra != 0);
+    const uint32_t team = own_team(), warp = own_warp();
+    const bool plain = is_plain_block(pool, warp * WARP_BLOCKS + WARP_BLOCKS - 1);
+    const pool_view *known = &m->pools[extra];
+    const uint32_t rows = uniform(own.rows);
+    const strip_view v = {rows, m->pitch, rows + known->scales, known->scale_pitch, known->plain};
+    volatile uint32_t *mixed = &m->mixed[team][warp]; /* such scales were met */
+    float s[4] = {}, factor[2];
+    const uint32_t kind = score_strip<BLOCKS>(pool, uniform(known->kind | *mixed), plain, v,
+                                              ptx_shared_address(m->q[i & 1]), warp,
+                                              ptx_shared_address(m->parts[team][warp]), s);
+    if (kind == MIXED) {
+        *mixed = KIND_MIXED;
+    }
+    team_sync(team);
+    const volatile strip &again = m->strips[entry_of(walk)];
+    const int32_t position = c.begin * TOKENS + again.position;
+    const uint32_t there = again.there;
+    const bool unseen = *(const volatile int32_t *)&c.all_see < position + STRIP_TOKENS;
+    sum_parts(s, m, team, warp);
+    if (there != 0xFFFFFFFFu || unseen) {
+        few_hide(s, there, c, position, warp);
+    }
+    if (p.max_logits.data) {
+        float *max = &m->max[0][ptx_thread()];
+        max[0] = fmaxf(max[0], fmaxf(s[0], s[1]));
+        max[TEAMS * TEAM_THREADS] = fmaxf(max[TEAMS * TEAM_THREADS], fmaxf(s[2], s[3]));
+    }
+    const float scale[2] = {row_scale(p, m, i & 1, 0), row_scale(p, m, i & 1, 1)};
+    if (few_weigh(s, scale, r, m, team, warp, factor)) {
+        few_rescale(o, factor); /* seldom */
+    }
+    const uint32_t weights = ptx_shared_address(m->weights[team]);
+    const bool clean = unseen && plain && c.all_see < c.work.main_count; /* 16-bit numbers that some rows must not meet */
+    if (kind == KIND_ANY || clean) {
+        const int32_t from = unseen ? c.all_see - position : STRIP_TOKENS;
+        hard_values(o, pool, v, warp, weights, from < 0 ? 0 : (uint32_t)from);
+    } else {
+        sum_strip<BLOCKS>(o, pool, kind, plain, v, warp, weights);
+    }
+}
+
+/* A team's strips of a piece. Returns its turn: in which order teams learn that there are no more. */
+template <int BLOCKS>
+static __device__ __forceinline__ uint32_t attend_strips(float o[FEW_OUTPUT], few_rows &r, const fmlac_mqa &p,
+                                                         const piece &c, few_plan<BLOCKS> *m, team_walk &walk)
+{
 #pragma unroll 1
-    for (uint32_t i = 0;; i++) {
+    for (;;) {
+        const uint32_t entry = entry_of(walk);
+        ptx_mbarrier_wait(ptx_shared_address(&m->strip_full[entry]), walk / 4 / ENTRIES & 1);
+        const volatile strip &own = m->strips[entry];
+        const uint32_t flags = uniform(own.flags);
+        if (flags & STRIP_LAST) {
+            walk += 4 * TEAMS;
+            arrive_together(ptx_shared_address(&m->strip_free[entry]));
+            return (own_team() + TEAMS - flags / STRIP_TEAM) % TEAMS;
+        }
+        attend(o, r, p, c, m, walk);
+        /* behind products with what was loaded last */
+        const uint32_t same = entry_of(walk);
+        if (arrives(ptx_thread() % 32, lane_after(__float_as_uint(o[FEW_OUTPUT - 1])))) {
+            ptx_mbarrier_arrive(ptx_shared_address(&m->place_free[*(volatile uint32_t *)&m->strips[same].place]));
+            ptx_mbarrier_arrive(ptx_shared_address(&m->strip_free[same]));
+        }
+        walk += 4 * TEAMS;
+    }
+}
+
+template <int BLOCKS> static __device__ __forceinline__ void attend_pieces(const fmlac_mqa &p, few_plan<BLOCKS> *m)
+{
+    team_walk walk = 4 * own_team();
+#pragma unroll 1
+    for (;;) {
+        uint32_t i = piece_number(walk);
         ptx_mbarrier_wait(ptx_shared_address(&m->piece_full[i & 1]), use_parity(i));
         const piece &c = m->pieces[i & 1];
         if (!uniform(c.there)) {
             break;
         }
         float o[FEW_OUTPUT];
+        few_rows r;
 #pragma unroll
         for (int j = 0; j < FEW_OUTPUT; j++) {
             o[j] = 0.0f;
         }
-        fetch_sinks(p, c, m);
-        uint32_t tiles = has_tiles(c) ? sum_tiles<BLOCKS>(o, m, uses) : 0;
-        few_ends(m, i & 1, tiles == 0);
-        few_store(p, c, o, m);
+        few_begin(r, m);
+        ptx_mbarrier_wait(ptx_shared_address(&m->q_full[i & 1]), use_parity(i));
+        const uint32_t turn = attend_strips(o, r, p, c, m, walk);
+        i = piece_number(walk);
+        const float scale[2] = {row_scale(p, m, i & 1, 0), row_scale(p, m, i & 1, 1)};
+        if (turn < TEAMS - 1) {
+            leave_strips(o, r, scale, m, own_team(), turn, i);
+        } else {
+            const team_place place = {own_team(), i & 1};
+            join_strips(o, r, scale, m, place, i);
+            few_store(p, c, o, m, place);
+        }
         arrive_together(ptx_shared_address(&m->piece_free[i & 1]));
-        uses = uses_after(uses, tiles);
+        walk = (walk & ~3u) | ((walk + 1) & 3);
     }
 }
 
 /* ---- the block --------------------------------------------------------------------------------------------------- */
 
+template <int BLOCKS> static __device__ __forceinline__ void init_few(const fmlac_mqa &p, few_plan<BLOCKS> *m)
+{
+    const uint32_t team = TEAM_WARPS * WARP_ARRIVALS;
+    for (int i = 0; i < 2; i++) {
+        ptx_mbarrier_init(ptx_shared_address(&m->piece_full[i]), WARP_ARRIVALS);
+        ptx_mbarrier_init(ptx_shared_address(&m->piece_free[i]), (TEAMS * TEAM_WARPS + 2) * WARP_ARRIVALS);
+        ptx_mbarrier_init(ptx_shared_address(&m->q_full[i]), WARP_ARRIVALS);
+    }
+    for (int i = 0; i < PLACES; i++) {
+        ptx_mbarrier_init(ptx_shared_address(&m->places_full[i]), WARP_ARRIVALS);
+        ptx_mbarrier_init(ptx_shared_address(&m->places_empty[i]), GATHERERS * WARP_ARRIVALS);
+    }
+    for (int i = 0; i < ENTRIES; i++) {
+        ptx_mbarrier_init(ptx_shared_address(&m->strip_full[i]), 32 + WARP_ARRIVALS);
+        ptx_mbarrier_init(ptx_shared_address(&m->strip_free[i]), team);
+    }
+    for (int i = 0; i < RING_PLACES; i++) {
+        ptx_mbarrier_init(ptx_shared_address(&m->place_free[i]), team);
+    }
+    for (int i = 0; i < 2 * LEFT_STEPS; i++) {
+        ptx_mbarrier_init(ptx_shared_address(&m->left_full[0][i]), team);
+        ptx_mbarrier_init(ptx_shared_address(&m->left_free[0][i]), team);
+    }
+    for (int i = 0; i < TEAMS * TEAM_WARPS; i++) {
+        m->mixed[i / TEAM_WARPS][i % TEAM_WARPS] = 0;
+    }
+    const strip_ring r = ring_of<BLOCKS>(p);
+    m->pitch = r.pitch;
+    view_pool<BLOCKS>(&m->pools[0], p.main.pool, r);
+    if (p.extra.kind != FMLAC_LIST_NONE) {
+        view_pool<BLOCKS>(&m->pools[1], p.extra.pool, r);
+    }
+    for (int i = 0; i < TEAMS; i++) {
+        ptx_barrier_begin(BARRIER_TEAM + i, TEAM_THREADS);
+        ptx_barrier_begin(BARRIER_VOTE + i, TEAM_THREADS);
+    }
+    ptx_mbarrier_init_fence();
+}
+
+/* By the warps that do not multiply; a barrier of the block follows. */
+template <int BLOCKS> static __device__ __forceinline__ void few_prologue(const fmlac_mqa &p, few_plan<BLOCKS> *m)
+{
+    const int thread = (int)threadIdx.x - few_of::TEAM_GROUPS * 128;
+    if (thread < 0) {
+        return;
+    }
+    if (thread == 127) {
+        init_few(p, m);
+        m->walk.guess = -1;
+    }
+    if (is_whole(p) && thread < 32 && (int32_t)blockIdx.x < whole_pieces(p)) {
+        prefetch_list(p, whole_work(p, (int32_t)blockIdx.x), 0, thread);
+    }
+    walk_costs(p, &m->walk, thread, 128);
+}
+
 /* BLOCKS: 64-dim blocks of a token, 8 or 9. */
 template <int BLOCKS> static __device__ __forceinline__ void few(const fmlac_mqa_sm90a &all)
 {
     const fmlac_mqa &p = all.mqa;
-    plan<BLOCKS> *m = (plan<BLOCKS> *)ptx_shared();
-    prologue<BLOCKS, SOURCE_CODES, 0>(all, m, few_of::PRODUCER_WARPS);
+    few_plan<BLOCKS> *m = (few_plan<BLOCKS> *)ptx_shared();
+    few_prologue(p, m);
     __syncthreads();
     ptx_grid_launch_dependents();
     const int group = __shfl_sync(0xFFFFFFFFu, (int)(threadIdx.x / 128), 0);
-    if (group == SCORER) {
-        ptx_registers_take<few_of::SCORER_REGISTERS>();
-        score<BLOCKS>(all, m);
-    } else if (group == 1) {
-        ptx_registers_take<few_of::SUMMER_REGISTERS>();
-        sum<BLOCKS>(p, m);
-    } else if (group < (MMA_WARPS + CODE_WARPS) / 4) {
-        ptx_registers_give<few_of::EXPAND_REGISTERS>();
-        expand_tiles<BLOCKS>(p, m, uniform(threadIdx.x / 32) - MMA_WARPS);
+    if (group < few_of::TEAM_GROUPS) {
+        ptx_registers_take<few_of::TEAM_REGISTERS>();
+        attend_pieces(p, m);
     } else {
         ptx_registers_give<few_of::OTHER_REGISTERS>();
-        bring_codes<BLOCKS>(all, m, uniform(threadIdx.x / 32) - MMA_WARPS - CODE_WARPS);
+        const uint32_t warp = uniform(threadIdx.x / 32) % 4;
+        if (warp == 0) {
+            find_tiles(all, m);
+        } else if (warp <= GATHERERS) {
+            gather_strips(p, m, warp - 1);
+        } else {
+            bring_queries(p, m);
+        }
     }
 }
 

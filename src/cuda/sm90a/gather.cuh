@@ -1,19 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * gather.cuh: the warp (few rows: two) that brings raw rows of quantised tokens, by one bulk copy each;
+ * gather.cuh: the warp that brings raw rows of quantised tokens, by one bulk copy each;
  * source_codes.cuh says for whom. It may be what limits, since shared memory takes hundreds of cycles to answer
  * (docs/hopper.md).
  */
 #ifndef FLASHMLA_CUDA_SM90A_GATHER_CUH
 #define FLASHMLA_CUDA_SM90A_GATHER_CUH
 
+#include "find.cuh"
 #include "ptx/tma.cuh"
-#include "source.cuh"
-
-static __device__ __forceinline__ const fmlac_pool &pool_of(const fmlac_mqa &p, bool extra)
-{
-    return extra ? p.extra.pool : p.main.pool;
-}
 
 /* Raw rows in shared memory: a warp has `places` batches, one behind the other, and uses them in turn. */
 typedef struct raw_ring {
@@ -121,8 +116,8 @@ static __device__ __forceinline__ void fetch_whole(uint32_t row_bytes, const bat
     __syncwarp();
 }
 
-/* Pairs of expanding warps of a gatherer. */
-#define GATHER_PAIRS (CODE_WARPS / 2 / GATHERERS)
+/* Pairs of expanding warps. */
+#define GATHER_PAIRS (CODE_WARPS / 2)
 
 /* Where the gatherer's next copies go: a batch of all its warps, from the first warp on. */
 typedef struct gather_place {
@@ -198,12 +193,10 @@ static __device__ __forceinline__ void gather_some(const fmlac_pool &pool, const
     }
 }
 
-/* A gatherer: the warps from `which` * 2 * GATHER_PAIRS on are its own. */
-template <int BLOCKS>
-static __device__ __forceinline__ void gather_rows(const fmlac_mqa &p, plan<BLOCKS> *m, uint32_t which)
+/* The gatherer. */
+template <int BLOCKS> static __device__ __forceinline__ void gather_rows(const fmlac_mqa &p, plan<BLOCKS> *m)
 {
     raw_ring r = ring_begin<BLOCKS>(p);
-    const uint32_t first = GATHERERS > 1 ? which * 2 * GATHER_PAIRS : 0;
 #pragma unroll 1
     for (uint32_t tile = 0;; tile++) {
         uint32_t at = tile % PLACES;
@@ -217,14 +210,14 @@ static __device__ __forceinline__ void gather_rows(const fmlac_mqa &p, plan<BLOC
         const bool whole = (note & NOTE_WHOLE) != 0 && pool.aligned;
 #pragma unroll 1
         for (uint32_t batch = 0; batch < CODE_BATCHES; batch++) {
-            const gather_place g = {raw_batch(m, r, first), r.places * BATCH_ROWS * r.pitch,
-                                    ptx_shared_address(&m->raw_full[first][r.at]),
-                                    ptx_shared_address(&m->raw_empty[first][r.at]), r.parity ^ 1};
-            const uint8_t *const *places = m->places[at] + first * WARP_ROWS + batch * BATCH_ROWS;
+            const gather_place g = {raw_batch(m, r, 0), r.places * BATCH_ROWS * r.pitch,
+                                    ptx_shared_address(&m->raw_full[0][r.at]),
+                                    ptx_shared_address(&m->raw_empty[0][r.at]), r.parity ^ 1};
+            const uint8_t *const *places = m->places[at] + batch * BATCH_ROWS;
             if (whole) {
                 gather_whole(places, g, row_bytes, r.pitch);
             } else {
-                gather_some(pool, places, m->notes[at] + first, batch, g, r.pitch);
+                gather_some(pool, places, m->notes[at], batch, g, r.pitch);
             }
             ring_next(r);
         }

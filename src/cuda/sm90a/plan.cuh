@@ -17,7 +17,6 @@
 #define MMA_WARPS   8
 #define RING        128                                 /* entries of a list that a producer warp holds */
 #define GUESSES     (WARP_ARRIVALS > 1 ? MMA_WARPS : 1) /* own_guess */
-#define FEW_STAGE   (ROWS * 512)                        /* FEW: 128 dims of all rows as floats */
 
 /* Portions in which a tile arrives: two blocks each, the last also holds block 8. A wait between products costs 100
  * cycles: quantised tokens, whose rows are complete at about the same time, arrive as one. */
@@ -54,37 +53,16 @@ static __device__ __forceinline__ void begin_named_barriers(void)
 
 /* CODES: warps that expand, each its own rows of every tile, BATCH_ROWS at a time, from raw rows in shared memory;
  * batches of a warp that are under way, at most; tiles whose places are known. */
-#ifdef FMLAC_FEW
-#define WARP_ROWS  4
-#define CODE_WARPS (TOKENS / WARP_ROWS)
-#else
-#define WARP_ROWS  8
-#define CODE_WARPS 6
-#endif
-#define BATCH_ROWS   4
-#ifdef FMLAC_FEW
-#define GATHERERS 2
-#define FETCHERS  1 /* warps that bring rows to L2 ahead of time; 0: the finder does */
-#else
-#define GATHERERS 1
-#define FETCHERS  0
-#endif
-#define BATCHES_MAX  3
-#define CODE_BATCHES (TOKENS / CODE_WARPS / BATCH_ROWS) /* of a warp in a tile */
-
-#ifdef FMLAC_FEW
-#define RAW_PITCH_MAX FMLAC_FEW_PITCH_MAX
-#else
+#define WARP_ROWS     8
+#define CODE_WARPS    6
+#define BATCH_ROWS    4
+#define BATCHES_MAX   3
+#define CODE_BATCHES  (TOKENS / CODE_WARPS / BATCH_ROWS) /* of a warp in a tile */
 #define RAW_PITCH_MAX FMLAC_RAW_PITCH_MAX
-#endif
-#ifdef FMLAC_FEW
-#define RAW_BYTES(blocks) ((blocks) == 9 ? 45056 : 55296)
-#define WEIGHTS(blocks)   (2 * BLOCK_BYTES)
-#elif defined FMLAC_CODES
-#define RAW_BYTES(blocks) ((blocks) == 9 ? 33792 : 41472)
-#define WEIGHTS(blocks)   BLOCK_BYTES /* one for both slots */
-#endif
+
 #ifdef FMLAC_CODES
+#define RAW_BYTES(blocks)  ((blocks) == 9 ? 33792 : 41472)
+#define WEIGHTS(blocks)    BLOCK_BYTES /* one for both slots */
 #define SCAN_WARPS         1
 #define SUMS               1 /* no turns */
 #define PLACES             4
@@ -131,9 +109,9 @@ template <int BLOCKS> struct plan {
     unsigned char weights[WEIGHTS(BLOCKS)];
     unsigned char raw[RAW_BYTES(BLOCKS)]; /* CODES: rows as they are stored; scales that lie at the end of a page */
     unsigned char scales[PLACES][SCALE_ROWS(BLOCKS)][FMLAC_RAW_SCALES];
-    float reference[2][ROWS]; /* of the weights in a slot, base 2; factors: of joined results (join.cuh), of few rows */
+    float reference[2][ROWS]; /* of the weights in a slot, base 2; factors of joined results (join.cuh) */
     float sum[ROWS], last[ROWS], max[ROWS]; /* of a piece that ends: sums of weights, their references, maxima */
-    float sink[ROWS];                       /* of the piece in hand, base 2; few rows: then the output's factors */
+    float sink[ROWS];                       /* of the piece in hand, base 2 */
     uint32_t met;                           /* another result is there to be joined (join.cuh) */
     uint32_t mask[2][16 / WARP_ROWS];       /* tokens of a slot that are there; CODES: a byte for a warp's */
     uint32_t more[2];                       /* another tile of the piece follows; in turns STATE_... of it */
@@ -155,13 +133,6 @@ template <int BLOCKS> struct plan {
     uint32_t notes[PLACES][CODE_WARPS];
     uint64_t places_full[PLACES], scales_full[PLACES], places_empty[PLACES];
     uint64_t raw_full[CODE_WARPS][BATCHES_MAX], raw_empty[CODE_WARPS][BATCHES_MAX];
-#ifdef FMLAC_FEW
-    alignas(16) unsigned char stage[FEW_STAGE]; /* output on its way out */
-    uint32_t state[2];                          /* of the weights in a slot (few.cuh) */
-    float tops[4][ROWS];                        /* of the scorer's warps: maxima of a tile */
-    float sums[2][4][ROWS], maxima[2][4][ROWS]; /* of pieces that end: of the scorer's warps */
-    float ends[2][ROWS];                        /* of pieces that end: references */
-#endif
 };
 
 static_assert(sizeof(plan<8>) + FMLAC_NAMED_BYTES <= 232448 && sizeof(plan<9>) + FMLAC_NAMED_BYTES <= 232448,

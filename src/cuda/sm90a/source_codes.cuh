@@ -10,9 +10,6 @@
  *   gatherer     brings raw rows, by one bulk copy each, eight at a time: whole runs of copies with operands that are
  *                uniform from the start
  *
- * That is the relay's way. For few rows (few.cuh) sixteen warps expand four rows of a tile of 64 each, in one batch,
- * two gatherers have half of them each, and one warp more brings rows of 576 dims to L2.
- *
  * A batch is four times sixteen codes per lane: rows (0, 1) and (2, 3) of dims 0..255, the same of dims 256..511. Lane
  * l has row l >> 2 & 1 of two and segment (l & 3) | (l >> 3) << 2 of 16 dims, so that neither the loads from raw rows
  * nor the two 16-byte stores meet a bank twice. RoPE dims are bf16 already: a load and a store per batch.
@@ -31,12 +28,12 @@
 
 #include "border.cuh"
 #include "expand.cuh"
+#include "find.cuh"
 #include "gather.cuh"
 #include "source.cuh"
 
 #ifdef FMLAC_CODES
 static_assert(CODE_WARPS * WARP_ROWS == TOKENS && CODE_BATCHES * BATCH_ROWS == WARP_ROWS, "every row has a warp");
-static_assert(GATHER_PAIRS * 2 * GATHERERS == CODE_WARPS, "every warp has a gatherer");
 static_assert(CODE_WARPS * BATCH_ROWS * RAW_PITCH_MAX <= RAW_BYTES(9), "a batch of any format fits");
 #endif
 
@@ -45,7 +42,7 @@ template <int BLOCKS> static __device__ __forceinline__ void init_codes(plan<BLO
     for (int i = 0; i < PLACES; i++) {
         ptx_mbarrier_init(ptx_shared_address(&m->places_full[i]), WARP_ARRIVALS);
         ptx_mbarrier_init(ptx_shared_address(&m->scales_full[i]), 32 + WARP_ARRIVALS);
-        ptx_mbarrier_init(ptx_shared_address(&m->places_empty[i]), (CODE_WARPS + GATHERERS + FETCHERS) * WARP_ARRIVALS);
+        ptx_mbarrier_init(ptx_shared_address(&m->places_empty[i]), (CODE_WARPS + 1) * WARP_ARRIVALS);
     }
     for (int i = 0; i < CODE_WARPS * BATCHES_MAX; i++) {
         ptx_mbarrier_init(ptx_shared_address(&m->raw_full[0][i]), WARP_ARRIVALS);
@@ -129,70 +126,9 @@ static __device__ __forceinline__ void note_tile(const fmlac_mqa &p, const fmlac
     }
     note_done(m, at);
 #pragma unroll 1
-    for (int h = 0; BLOCKS == 9 && FETCHERS == 0 && h < 2; h++) { /* two batches a warp */
+    for (int h = 0; BLOCKS == 9 && h < 2; h++) { /* two batches a warp */
         prefetch_row(h == 0 ? place[0].row : place[1].row, pool_of(p, found.extra).data_row_bytes);
     }
-}
-
-/* The same by a warp that does nothing else. */
-template <int BLOCKS> static __device__ __forceinline__ void fetch_ahead(const fmlac_mqa &p, plan<BLOCKS> *m)
-{
-    const uint32_t lane = threadIdx.x % 32;
-#pragma unroll 1
-    for (uint32_t tile = 0;; tile++) {
-        const uint32_t at = tile % PLACES;
-        ptx_mbarrier_wait(ptx_shared_address(&m->places_full[at]), tile / PLACES & 1);
-        const uint32_t note = uniform(m->notes[at][0]);
-        if (note & NOTE_END) {
-            break;
-        }
-        const int32_t bytes = BLOCKS == 9 ? pool_of(p, (note & NOTE_EXTRA_POOL) != 0).data_row_bytes : 0;
-#pragma unroll 1
-        for (uint32_t row = lane; bytes > 0 && row < TOKENS; row += 32) {
-            prefetch_row(m->places[at][row], bytes);
-        }
-        arrive_together(ptx_shared_address(&m->places_empty[at]));
-    }
-}
-
-/* Q of a piece comes to L2 while the piece before it is in hand. */
-static __device__ __forceinline__ void prefetch_q(const fmlac_mqa &p, const fmlac_work &w)
-{
-#pragma unroll 1
-    for (int row = threadIdx.x % 32; row < (int)w.rows; row += 32) {
-        int64_t token;
-        int32_t head;
-        row_token_head(w, row, &token, &head);
-        const uint8_t *from = (const uint8_t *)p.q.data + 2 * row_offset(&p.q, &p, token, head);
-#pragma unroll 1
-        for (int at = 0; at < 2 * p.d_qk; at += 128) {
-            ptx_prefetch_l2(from + at);
-        }
-    }
-    __syncwarp();
-}
-
-/* Tiles that are as long as the list is fetched: a list without gaps needs no search. */
-#define STRAIGHT (TOKENS == 64)
-
-/* Whether the entries of positions `at` to `at` + 63 are a tile, as scan_next would find it with an empty ring. next:
- * the 64 behind them. */
-static __device__ __forceinline__ bool scan_straight(const list_scan *scan, const list_ahead &ahead,
-                                                     const list_ahead &next, int32_t at, tile_tokens *found)
-{
-    const int32_t lane = (int32_t)(threadIdx.x % 32), behind = at + 64;
-    const bool extra = at >= scan->main_end;
-    const uint32_t slots = extra ? scan->extra_slots : scan->main_slots;
-    bool whole = behind <= (extra ? scan->end : scan->main_end < scan->end ? scan->main_end : scan->end), more = false;
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const int32_t position = behind + 32 * h + lane;
-        const uint32_t limit = position < scan->main_end ? scan->main_slots : scan->extra_slots;
-        whole &= (uint32_t)ahead.entry[h] < slots;
-        more |= position < scan->end && (uint32_t)next.entry[h] < limit;
-    }
-    *found = {0, 64, extra, __any_sync(0xFFFFFFFFu, more) != 0};
-    return __all_sync(0xFFFFFFFFu, whole) && (found->more || behind >= scan->end);
 }
 
 /* Entries of one of the lists come to L2; of few lists, which are cut, some block's. */
@@ -221,70 +157,61 @@ static __device__ __forceinline__ void ask_first(const fmlac_mqa_sm90a &all, pla
     __syncwarp();
 }
 
-/* The finder. Tiles are counted over all pieces; behind the last a note says so. */
-template <int BLOCKS> static __device__ __forceinline__ void find_tiles(const fmlac_mqa_sm90a &all, plan<BLOCKS> *m)
+/* Q of a piece comes to L2 while the piece before it is in hand. */
+static __device__ __forceinline__ void prefetch_q(const fmlac_mqa &p, const fmlac_work &w)
 {
-    const fmlac_mqa &p = all.mqa;
-    int lane = threadIdx.x % 32;
-    uint32_t tile = 0;
-    walk_begin(p, &m->walk, blockIdx.x, gridDim.x, lane);
 #pragma unroll 1
-    for (uint32_t i = 0;; i++) {
-        scout_piece(p, m, i);
-        const piece &c = m->pieces[i & 1];
-        if (!c.there) {
-            break;
-        }
-        const fmlac_work &w = c.work;
-        int32_t begin = __shfl_sync(0xFFFFFFFFu, c.begin, 0), end = __shfl_sync(0xFFFFFFFFu, c.end, 0);
-        int32_t position = begin * TOKENS;
-        list_ahead ahead = {{-1, -1}}, next = ahead;
-        bool there = begin < end, straight = STRAIGHT && !is_paged(&p);
-        if (there) {
-            ahead = scan_begin(p, w, begin, end, &m->scans[0]);
-            if (STRAIGHT) {
-                next = scan_fetch(p, w, &m->scans[0], position + 64);
-            }
-            if (i > 0 && !has_mapped_q(all)) {
-                prefetch_q(p, w);
-            }
-        }
+    for (int row = threadIdx.x % 32; row < (int)w.rows; row += 32) {
+        int64_t token;
+        int32_t head;
+        row_token_head(w, row, &token, &head);
+        const uint8_t *from = (const uint8_t *)p.q.data + 2 * row_offset(&p.q, &p, token, head);
 #pragma unroll 1
-        while (there) {
-            tile_tokens found;
-            uint32_t entries[2] = {(uint32_t)ahead.entry[0], (uint32_t)ahead.entry[1]};
-            if (straight && !scan_straight(&m->scans[0], ahead, next, position, &found)) {
-                straight = false; /* the search goes on from here */
-                if (lane == 0) {
-                    m->scans[0].at = position;
-                }
-            }
-            if (straight) {
-                ahead = next;
-                next = scan_fetch(p, w, &m->scans[0], position + 128);
-            } else {
-                found = scan_next(p, w, &m->scans[0], &ahead, m->entries[0]);
-            }
-            ptx_mbarrier_wait(ptx_shared_address(&m->places_empty[tile % PLACES]), (tile / PLACES & 1) ^ 1);
-            note_tile(p, w, m, found, entries, straight, position, tile % PLACES);
-            there = found.more;
-            position += TOKENS;
-            tile++;
-            if (i == 0 && tile == 1) { /* behind the first rows, which take longer */
-                ask_first(all, m, c, lane);
-            }
+        for (int at = 0; at < 2 * p.d_qk; at += 128) {
+            ptx_prefetch_l2(from + at);
         }
-        if (tile == 0 && i == 0) {
-            ask_first(all, m, c, lane);
-        }
-        arrive_together(ptx_shared_address(&m->piece_free[i & 1]));
     }
-    ptx_mbarrier_wait(ptx_shared_address(&m->places_empty[tile % PLACES]), (tile / PLACES & 1) ^ 1);
-    if (lane < CODE_WARPS) {
-        m->notes[tile % PLACES][lane] = NOTE_END;
+    __syncwarp();
+}
+
+/* Hooks of the finder. */
+template <int BLOCKS>
+static __device__ __forceinline__ void piece_begins(const fmlac_mqa_sm90a &all, plan<BLOCKS> *m, const fmlac_work &w,
+                                                    uint32_t i)
+{
+    (void)m;
+    if (i > 0 && !has_mapped_q(all)) {
+        prefetch_q(all.mqa, w);
     }
-    arrive_together(ptx_shared_address(&m->places_full[tile % PLACES]));
-    note_done(m, tile % PLACES);
+}
+
+template <int BLOCKS>
+static __device__ __forceinline__ void tile_noted(const fmlac_mqa_sm90a &all, plan<BLOCKS> *m, const piece &c,
+                                                  bool first)
+{
+    if (first) { /* behind the first rows, which take longer */
+        ask_first(all, m, c, (int)threadIdx.x % 32);
+    }
+}
+
+template <int BLOCKS>
+static __device__ __forceinline__ uint32_t note_nothing(const fmlac_mqa_sm90a &all, plan<BLOCKS> *m, const piece &c,
+                                                        uint32_t tile, bool first)
+{
+    if (first) {
+        ask_first(all, m, c, (int)threadIdx.x % 32);
+    }
+    (void)tile;
+    return 0;
+}
+
+template <int BLOCKS> static __device__ __forceinline__ void note_end(plan<BLOCKS> *m, uint32_t at)
+{
+    if (threadIdx.x % 32 < CODE_WARPS) {
+        m->notes[at][threadIdx.x % 32] = NOTE_END;
+    }
+    arrive_together(ptx_shared_address(&m->places_full[at]));
+    note_done(m, at);
 }
 
 /* ---- expanding --------------------------------------------------------------------------------------------------- */
@@ -520,13 +447,11 @@ static __device__ __forceinline__ void bring_codes(const fmlac_mqa_sm90a &all, p
     const fmlac_mqa &p = all.mqa;
     if (warp == 0) {
         find_tiles(all, m);
-    } else if (warp <= GATHERERS) {
+    } else if (warp == 1) {
         if (has_mapped_q(all) && !is_whole(p)) {
             prefetch_any_list(p, (int)threadIdx.x % 32);
         }
-        gather_rows(p, m, warp - 1);
-    } else if (warp <= GATHERERS + FETCHERS) {
-        fetch_ahead(p, m);
+        gather_rows(p, m);
     }
 }
 

@@ -316,6 +316,11 @@ uint32_t ptx_permute_bytes(uint32_t x, uint32_t select)
     return permute(x, 0, select);
 }
 
+uint32_t ptx_permute_two(uint32_t x, uint32_t y, uint32_t select)
+{
+    return permute(x, y, select);
+}
+
 struct shuffle {
     uint32_t value, result;
     int lane;
@@ -521,6 +526,24 @@ uint32_t ptx_pack_bf16(float low, float high)
 uint32_t ptx_pack_f16(float low, float high)
 {
     return narrow(low, -14, 15, 10) | narrow(high, -14, 15, 10) << 16;
+}
+
+uint32_t ptx_multiply_f16x2(uint32_t a, uint32_t b)
+{
+    return ptx_pack_f16(ptx_float_of_f16(a) * ptx_float_of_f16(b), ptx_float_of_f16(a >> 16) * ptx_float_of_f16(b >> 16));
+}
+
+static float e4m3(uint32_t code)
+{
+    int exponent = code >> 3 & 15, fraction = code & 7;
+    float x = exponent == 0 ? ldexpf((float)fraction, -9) : ldexpf((float)(8 + fraction), exponent - 10);
+    x = (code & 0x7F) == 0x7F ? __uint_as_float(0x7FC00000u) : x;
+    return code & 0x80 ? -x : x;
+}
+
+uint32_t ptx_f16_of_e4m3(uint32_t x)
+{
+    return ptx_pack_f16(e4m3(x & 0xFF), e4m3(x >> 8 & 0xFF));
 }
 
 uint32_t ptx_multiply_bf16x2(uint32_t a, uint32_t b)

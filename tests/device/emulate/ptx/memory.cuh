@@ -64,6 +64,12 @@ PTX_INLINE uint32_t ptx_load_shared_u32(uint32_t a)
     memcpy(&x, emu_shared() + a, 4);
     return x;
 }
+PTX_INLINE uint32_t ptx_load_shared_u16(uint32_t a)
+{
+    uint16_t x;
+    memcpy(&x, emu_shared() + a, 2);
+    return x;
+}
 PTX_INLINE uint32_t ptx_load_shared_u8(uint32_t a)
 {
     return emu_shared()[a];
