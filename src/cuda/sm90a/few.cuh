@@ -138,9 +138,9 @@ static __device__ __forceinline__ void attend(float o[FEW_OUTPUT], few_rows &r, 
     const strip_view v = {rows, m->pitch, rows + known->scales, known->scale_pitch, known->plain};
     volatile uint32_t *mixed = &m->mixed[team][warp]; /* such scales were met */
     float s[4] = {}, factor[2];
-    const uint32_t kind = score_strip<BLOCKS>(pool, uniform(known->kind | *mixed), plain, v,
-                                              ptx_shared_address(m->q[i & 1]), warp,
-                                              ptx_shared_address(m->parts[team][warp]), s);
+    const uint32_t kind =
+        score_strip<BLOCKS>(pool, uniform(known->kind | *mixed), plain, v, ptx_shared_address(m->q[i & 1]), warp,
+                            ptx_shared_address(m->parts[team][warp]), s);
     if (kind == MIXED) {
         *mixed = KIND_MIXED;
     }
@@ -163,7 +163,8 @@ static __device__ __forceinline__ void attend(float o[FEW_OUTPUT], few_rows &r, 
         few_rescale(o, factor); /* seldom */
     }
     const uint32_t weights = ptx_shared_address(m->weights[team]);
-    const bool clean = unseen && plain && c.all_see < c.work.main_count; /* 16-bit numbers that some rows must not meet */
+    const bool clean =
+        unseen && plain && c.all_see < c.work.main_count; /* 16-bit numbers that some rows must not meet */
     if (kind == KIND_ANY || clean) {
         const int32_t from = unseen ? c.all_see - position : STRIP_TOKENS;
         hard_values(o, pool, v, warp, weights, from < 0 ? 0 : (uint32_t)from);

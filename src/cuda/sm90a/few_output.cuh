@@ -4,9 +4,9 @@
  * the others leave in shared memory, one after another, and stores the result; the others go on with the next piece, of
  * which it has the third strip.
  *
- * A thread has rows g and g + 8 and dims 8q .. 8q + 7 of each of its warp's half blocks: o[half block][n][4] are, of row
- * g, dims 8q + n and 8q + 4 + n, then those of row g + 8. Results that are joined with other blocks' (join.cuh) lie as
- * registers have them.
+ * A thread has rows g and g + 8 and dims 8q .. 8q + 7 of each of its warp's half blocks: o[half block][n][4] are, of
+ * row g, dims 8q + n and 8q + 4 + n, then those of row g + 8. Results that are joined with other blocks' (join.cuh) lie
+ * as registers have them.
  */
 #ifndef FLASHMLA_CUDA_SM90A_FEW_OUTPUT_CUH
 #define FLASHMLA_CUDA_SM90A_FEW_OUTPUT_CUH
@@ -36,8 +36,8 @@ static __device__ __forceinline__ void few_rescale(float o[FEW_OUTPUT], const fl
 
 /* References, sums and maxima of a team's strips. */
 template <int BLOCKS>
-static __device__ __forceinline__ void write_ends(const few_rows &r, const float scale[2], few_plan<BLOCKS> *m, uint32_t team,
-                                                  row_ends *to)
+static __device__ __forceinline__ void write_ends(const few_rows &r, const float scale[2], few_plan<BLOCKS> *m,
+                                                  uint32_t team, row_ends *to)
 {
     const uint32_t thread = ptx_thread() % TEAM_THREADS, warp = thread / 32, lane = thread % 32;
 #pragma unroll
@@ -61,16 +61,16 @@ static __device__ __forceinline__ void write_ends(const few_rows &r, const float
     if (thread < ROWS) {
         const float(*sums)[ROWS] = m->sums[team], (*maxima)[ROWS] = m->maxima[team];
         to->sum[thread] = (sums[0][thread] + sums[1][thread]) + (sums[2][thread] + sums[3][thread]);
-        to->max[thread] = fmaxf(fmaxf(maxima[0][thread], maxima[1][thread]),
-                                fmaxf(maxima[2][thread], maxima[3][thread]));
+        to->max[thread] =
+            fmaxf(fmaxf(maxima[0][thread], maxima[1][thread]), fmaxf(maxima[2][thread], maxima[3][thread]));
     }
     team_sync(team); /* a piece without tokens may follow at once */
 }
 
 /* A team that does not join leaves what it has. turn: of the piece's teams; i: the piece's number, modulo 4. */
 template <int BLOCKS>
-static __device__ __forceinline__ void leave_strips(const float o[FEW_OUTPUT], const few_rows &r, const float scale[2], few_plan<BLOCKS> *m,
-                                                    uint32_t team, uint32_t turn, uint32_t i)
+static __device__ __forceinline__ void leave_strips(const float o[FEW_OUTPUT], const few_rows &r, const float scale[2],
+                                                    few_plan<BLOCKS> *m, uint32_t team, uint32_t turn, uint32_t i)
 {
 #pragma unroll
     for (uint32_t half = 0; half < 2; half++) {
@@ -98,7 +98,8 @@ static __device__ __forceinline__ void join_ends(row_ends *own, float *own_facto
                                                  float sum, float max)
 {
     const uint32_t row = ptx_thread() % TEAM_THREADS;
-    const float old = own->reference[row], top = fmaxf(old, reference), u = shrink(old, top), v = shrink(reference, top);
+    const float old = own->reference[row], top = fmaxf(old, reference), u = shrink(old, top),
+                v = shrink(reference, top);
     own->reference[row] = top;
     own->sum[row] = weighted(u, own->sum[row], v, sum);
     own->max[row] = fmaxf(own->max[row], max);
@@ -151,8 +152,8 @@ static __device__ __forceinline__ void read_factors(const few_plan<BLOCKS> *m, u
 
 /* What the other teams leave is added to one's own. */
 template <int BLOCKS>
-static __device__ __forceinline__ void join_strips(float o[FEW_OUTPUT], const few_rows &r, const float scale[2], few_plan<BLOCKS> *m,
-                                                   const team_place &t, uint32_t i)
+static __device__ __forceinline__ void join_strips(float o[FEW_OUTPUT], const few_rows &r, const float scale[2],
+                                                   few_plan<BLOCKS> *m, const team_place &t, uint32_t i)
 {
     row_ends *own = &m->ends[t.own];
     write_ends(r, scale, m, t.team, own);

@@ -18,13 +18,13 @@
 #define STRIP_EIGHTS (STRIP_TOKENS / 8)
 #define TILE_STRIPS  (TOKENS / STRIP_TOKENS)
 #define GATHERERS    2
-#define ENTRIES      12 /* strips that are known: an entry is one team's and one gatherer's */
-#define RING_PLACES  12 /* strips that have room at most: a place is one gatherer's */
-#define WARP_BLOCKS  2 /* 64-dim blocks of a token that a warp has: of 8; all warps share a ninth */
-#define FEW_OUTPUT       (WARP_BLOCKS * 8 * 4) /* accumulators of a thread */
+#define ENTRIES      12                    /* strips that are known: an entry is one team's and one gatherer's */
+#define RING_PLACES  12                    /* strips that have room at most: a place is one gatherer's */
+#define WARP_BLOCKS  2                     /* 64-dim blocks of a token that a warp has: of 8; all warps share a ninth */
+#define FEW_OUTPUT   (WARP_BLOCKS * 8 * 4) /* accumulators of a thread */
 
-#define LEFT_FLOATS  (FEW_OUTPUT / 2) /* of a thread, that are left at a time */
-#define LEFT_STEPS   (2 * (TEAMS - 1))
+#define LEFT_FLOATS (FEW_OUTPUT / 2) /* of a thread, that are left at a time */
+#define LEFT_STEPS  (2 * (TEAMS - 1))
 
 /* Parts of scores that a warp leaves: of the eights of others, or of all; with 576 dims the ring wants the room. */
 #define KEEPS_OWN(blocks) ((blocks) == 9)
@@ -40,10 +40,10 @@
 /* A strip: a bit for each of its tokens that is attended; its place in the ring; STRIP_... . */
 typedef struct strip {
     uint32_t there, place, rows, flags; /* rows: shared address */
-    int32_t position; /* of its first token behind the piece's, in a paged list */
+    int32_t position;                   /* of its first token behind the piece's, in a paged list */
 } strip;
-#define STRIP_EXTRA 1u   /* of the extra pool: pools[1] */
-#define STRIP_LAST  2u   /* no strip: the piece has no more; which team learns that first, above: */
+#define STRIP_EXTRA 1u /* of the extra pool: pools[1] */
+#define STRIP_LAST  2u /* no strip: the piece has no more; which team learns that first, above: */
 #define STRIP_TEAM  256u
 
 /* What must be known of a pool to read its strips, found once. */
@@ -67,20 +67,20 @@ template <int BLOCKS> struct few_plan {
     /* Q of two pieces, as first operands of products: [block][16 dims][lane] (few_source.cuh) */
     alignas(16) uint32_t q[2][BLOCKS][4][32][4];
     alignas(128) unsigned char ring[FEW_RING(BLOCKS)];
-    float4 left[LEFT_FLOATS / 4][TEAM_THREADS]; /* half of a team's output, for the one that joins them */
+    float4 left[LEFT_FLOATS / 4][TEAM_THREADS];         /* half of a team's output, for the one that joins them */
     float4 parts[TEAMS][TEAM_WARPS][PARTS(BLOCKS)][32]; /* scores of a warp's dims: [warp][8 tokens][lane] */
     alignas(16) uint32_t weights[TEAMS][STRIP_TOKENS / 16][32][4]; /* as first operands */
     float tops[TEAMS][TEAM_WARPS][ROWS];                           /* maxima of a strip */
     float max[2][TEAMS * TEAM_THREADS];                            /* of a thread's scores of its rows */
     float sums[TEAMS][TEAM_WARPS][ROWS], maxima[TEAMS][TEAM_WARPS][ROWS];
-    row_ends left_ends;  /* of what is left */
-    row_ends ends[2];    /* of a piece: who joins has them */
-    float factor[2][2][ROWS]; /* [piece][own, other] */
+    row_ends left_ends;                    /* of what is left */
+    row_ends ends[2];                      /* of a piece: who joins has them */
+    float factor[2][2][ROWS];              /* [piece][own, other] */
     float sink[2][ROWS], q_scale[2][ROWS]; /* of a piece: sinks in base 2; what scores must be multiplied by */
-    uint32_t met[2];     /* another result is there to be joined (join.cuh) */
-    alignas(16) pool_view pools[2]; /* main, extra */
-    uint32_t pitch;                 /* from row to row in the ring */
-    uint32_t mixed[TEAMS][TEAM_WARPS]; /* KIND_MIXED: a warp has met float scales that are no powers of two */
+    uint32_t met[2];                       /* another result is there to be joined (join.cuh) */
+    alignas(16) pool_view pools[2];        /* main, extra */
+    uint32_t pitch;                        /* from row to row in the ring */
+    uint32_t mixed[TEAMS][TEAM_WARPS];     /* KIND_MIXED: a warp has met float scales that are no powers of two */
     strip strips[ENTRIES];
     piece pieces[2];
     piece_walk walk;

@@ -223,8 +223,8 @@ template <int BLOCKS> static __device__ __forceinline__ void await_entry(few_pla
 }
 
 /*
- * Gatherer `which`, of GATHERERS. Each counts all strips and brings its own, to places of its own: so it, and each team,
- * meets all phases of the barriers that it waits for. Who skipped one could take the phase before last for it.
+ * Gatherer `which`, of GATHERERS. Each counts all strips and brings its own, to places of its own: so it, and each
+ * team, meets all phases of the barriers that it waits for. Who skipped one could take the phase before last for it.
  */
 template <int BLOCKS>
 static __device__ __forceinline__ void gather_strips(const fmlac_mqa &p, few_plan<BLOCKS> *m, uint32_t which)
@@ -367,8 +367,7 @@ static __device__ __forceinline__ void write_q(const fmlac_mqa &p, const fmlac_w
 }
 
 /* The warp that brings Q and sinks. A piece's places are free once the piece before the last is over. */
-template <int BLOCKS>
-static __device__ __forceinline__ void bring_queries(const fmlac_mqa &p, few_plan<BLOCKS> *m)
+template <int BLOCKS> static __device__ __forceinline__ void bring_queries(const fmlac_mqa &p, few_plan<BLOCKS> *m)
 {
     const int lane = (int)threadIdx.x % 32;
 #pragma unroll 1

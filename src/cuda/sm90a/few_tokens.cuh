@@ -10,9 +10,9 @@
  *
  * Scales of at least 32 dims that are powers of two are not multiplied into the numbers. Scores are taken of codes as
  * they are, in fp16, which holds every code, with Q in fp16 (few_source.cuh), and scaled as float sums of half a block;
- * of the values the weights are scaled. Both are exact. e2m1 codes, whose scales are of 16 dims, are scaled: exactly, in
- * both types; and so are those whose float scales are no powers of two (MIXED), since then numbers are rounded to bf16.
- * NaN codes make NaN scores, so a row that attends one is NaN whatever its values are.
+ * of the values the weights are scaled. Both are exact. e2m1 codes, whose scales are of 16 dims, are scaled: exactly,
+ * in both types; and so are those whose float scales are no powers of two (MIXED), since then numbers are rounded to
+ * bf16. NaN codes make NaN scores, so a row that attends one is NaN whatever its values are.
  *
  * All outputs are 2^VALUES_DOWN too small: so weights times scales of up to 2^14 have room.
  *
@@ -84,7 +84,7 @@ static __device__ __forceinline__ float number_at(const fmlac_pool &pool, const 
     const bool fp4 = (kind & KIND_FP4) != 0;
     const uint32_t code = ptx_load_shared_u8(row + (fp4 ? dim / 2 : dim)), group = dim >> pool.group_shift;
     const uint32_t at = v.scales + token * v.scale_pitch;
-    const uint32_t bits = kind & KIND_F32                   ? ptx_load_shared_u32(at + group * 4)
+    const uint32_t bits = kind & KIND_F32                  ? ptx_load_shared_u32(at + group * 4)
                           : kind & (KIND_E8M0 | KIND_E4M3) ? ptx_load_shared_u8(at + group)
                                                            : 0;
     const float x = fp4 ? float_of_e2m1(code >> (dim % 2 * 4)) : float_of_e4m3(code);
@@ -94,8 +94,7 @@ static __device__ __forceinline__ float number_at(const fmlac_pool &pool, const 
 /* ---- scales ------------------------------------------------------------------------------------------------------ */
 
 /* From a token's scales: where those of the warp's dims begin. */
-template <int KIND>
-static __device__ __forceinline__ uint32_t scales_begin(const fmlac_pool &pool, uint32_t warp)
+template <int KIND> static __device__ __forceinline__ uint32_t scales_begin(const fmlac_pool &pool, uint32_t warp)
 {
     if (KIND & KIND_F32) {
         return (warp * WARP_DIMS >> pool.group_shift) * 4;
@@ -266,7 +265,8 @@ static __device__ __forceinline__ uint32_t strip_scores(const fmlac_pool &pool, 
     const uint32_t dim = warp * WARP_DIMS + q * 8, plain = row + v.plain;
     /* of the first eight tokens: the lane's codes, their scale, 16-bit numbers of the last or the ninth block; scales
      * of its columns */
-    uint32_t at = row + (KIND & KIND_FP4 ? dim / 2 : dim), own = begin + token * v.scale_pitch + (KIND & KIND_FP4 ? q / 2 : 0);
+    uint32_t at = row + (KIND & KIND_FP4 ? dim / 2 : dim),
+             own = begin + token * v.scale_pitch + (KIND & KIND_FP4 ? q / 2 : 0);
     uint32_t plain_at = BLOCKS == 9 ? plain + 1024 + warp / 2 * 64 + q * 16 + warp % 2 * 8 : plain + dim * 2;
     uint32_t columns[2] = {begin + strip_token(2 * q) * v.scale_pitch, begin + strip_token(2 * q + 1) * v.scale_pitch};
     uint32_t most = 0, fraction = 0, hard = 0;
@@ -342,7 +342,8 @@ static __device__ __forceinline__ void hard_scores(const fmlac_pool &pool, const
             }
 #pragma unroll
             for (uint32_t k = 0; k < 2; k++) {
-                b[k] = ptx_pack_bf16(number_at(pool, v, token, dim + 2 * k), number_at(pool, v, token, dim + 2 * k + 1));
+                b[k] =
+                    ptx_pack_bf16(number_at(pool, v, token, dim + 2 * k), number_at(pool, v, token, dim + 2 * k + 1));
             }
             ptx_mma_bf16(s, a, b[0], b[1]);
         }
@@ -425,8 +426,8 @@ static __device__ __forceinline__ void half_values(float *o, const value_rows &r
             const float other = __uint_as_float(factor_of_float(scales[2 * n + 1]));
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                b[n][i] = ptx_pack_bf16(__uint_as_float(b[n][i] << 16) * one,
-                                        __uint_as_float(b[n][i] & 0xFFFF0000u) * other);
+                b[n][i] =
+                    ptx_pack_bf16(__uint_as_float(b[n][i] << 16) * one, __uint_as_float(b[n][i] & 0xFFFF0000u) * other);
             }
         }
         if (KIND & KIND_FP4) {
@@ -459,8 +460,8 @@ static __device__ __forceinline__ void strip_values(float o[FEW_OUTPUT], const f
     for (uint32_t i = 0; i < 4; i++) {
         const uint32_t token = value_token(lane, i);
         r.codes[i] = v.rows + token * v.pitch + begin;
-        r.scales[i] = v.scales + token * v.scale_pitch + scales_begin<KIND>(pool, warp) +
-                      (KIND & KIND_FP4 ? lane / 16 : 0);
+        r.scales[i] =
+            v.scales + token * v.scale_pitch + scales_begin<KIND>(pool, warp) + (KIND & KIND_FP4 ? lane / 16 : 0);
     }
     r.plain = v.plain + dim * 2 - begin;
     weights += lane * 16;

@@ -78,8 +78,9 @@ static __device__ __forceinline__ void few_hide(float s[4], uint32_t there, cons
 /* References of rows whose maxima ask for it move. base: what weights are made against then; factor: what was summed so
  * far must be multiplied by. */
 template <int BLOCKS>
-static __device__ __forceinline__ void few_raise(const float s[4], const float scale[2], few_rows &r, few_plan<BLOCKS> *m,
-                                                 uint32_t team, uint32_t warp, float base[2], float factor[2])
+static __device__ __forceinline__ void few_raise(const float s[4], const float scale[2], few_rows &r,
+                                                 few_plan<BLOCKS> *m, uint32_t team, uint32_t warp, float base[2],
+                                                 float factor[2])
 {
     const uint32_t lane = ptx_thread() % 32;
 #pragma unroll
@@ -108,8 +109,8 @@ static __device__ __forceinline__ void few_raise(const float s[4], const float s
 
 /* Scores to weights, which all of the team have in the end. Returns whether factor[] is to be used. */
 template <int BLOCKS>
-static __device__ __forceinline__ bool few_weigh(const float s[4], const float scale[2], few_rows &r, few_plan<BLOCKS> *m,
-                                                 uint32_t team, uint32_t warp, float factor[2])
+static __device__ __forceinline__ bool few_weigh(const float s[4], const float scale[2], few_rows &r,
+                                                 few_plan<BLOCKS> *m, uint32_t team, uint32_t warp, float factor[2])
 {
     const uint32_t to = ptx_shared_address(&m->weights[team][warp / 2][ptx_thread() % 32][warp % 2 * 2]);
     float sum[2], base[2] = {r.reference[0], r.reference[1]};
