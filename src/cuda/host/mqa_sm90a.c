@@ -248,6 +248,23 @@ static bool rows_take_turns(const fmlac_state *state, const fmlac_mqa *p)
            (state->turns == 0 ? cached : state->turns > 0);
 }
 
+/* Whether few rows have straight runs for a pool's codes (few_kind in sm90a/few_tokens.cuh): the relay has some more. */
+static bool few_is_straight(const fmlac_pool *pool)
+{
+    bool e4m3 = pool->element == FMLAC_F8_E4M3, all = pool->quant_dims == 512;
+    if (pool->outer_scale != 1.0f) {
+        return false;
+    }
+    if (pool->d_qk > 512) {
+        return e4m3 && pool->scale == FMLAC_F32 && pool->group_shift >= 7 && all;
+    }
+    if (!e4m3) {
+        return pool->scale == FMLAC_F8_E4M3 && pool->group_shift == 4 && all;
+    }
+    return pool->scale == FMLAC_F8_E8M0 && pool->scale_offset % 4 == 0 &&
+           (pool->group_shift == 6 || (pool->group_shift == 5 && all));
+}
+
 /* Few rows of queries of quantised tokens, if there is enough to do: this kernel's first tile comes later than the
  * relay's. Ragged batches: how many rows share a list is not known here. */
 static const fmlac_kernel *choose_few(const fmlac_state *state, const fmlac_mqa *p)
@@ -255,7 +272,10 @@ static const fmlac_kernel *choose_few(const fmlac_state *state, const fmlac_mqa 
     bool paged = p->main.kind == FMLAC_LIST_PAGED, ragged = paged && p->cu_seqlens_q;
     int64_t rows = p->h_q / p->h_kv * (paged ? p->s_q : 1), lists = (paged ? p->batch : p->num_tokens) * p->h_kv;
     int64_t list = paged ? p->main.capacity : p->main.topk + p->extra.topk;
-    bool enough = state->few || list >= fmlac_ceil(FEW_LEAST * (int64_t)state->processors, lists > 0 ? lists : 1);
+    bool straight = few_is_straight(&p->main.pool) &&
+                    (p->extra.kind == FMLAC_LIST_NONE || few_is_straight(&p->extra.pool));
+    bool pays = straight && list >= fmlac_ceil(FEW_LEAST * (int64_t)state->processors, lists > 0 ? lists : 1);
+    bool enough = state->few || pays;
     bool narrow = FMLAC_STRIP_PITCH(p->main.pool.data_row_bytes) <= FMLAC_STRIP_PITCH_MAX &&
                   (p->extra.kind == FMLAC_LIST_NONE ||
                    FMLAC_STRIP_PITCH(p->extra.pool.data_row_bytes) <= FMLAC_STRIP_PITCH_MAX);

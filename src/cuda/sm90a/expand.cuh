@@ -68,28 +68,22 @@ static __device__ __forceinline__ bool codes_are_hard(const uint32_t codes[4], f
     return (nan & E4M3_NANS) != 0 || !scale_is_easy(scale);
 }
 
-/* Codes number 4h .. 4h + 3 of sixteen (fp4: in the first two words) that are not hard, times their scale as a pair of
- * bf16 numbers (mixed: as a float), e4m3 codes' 2^120 times as large. */
-static __device__ __forceinline__ void multiply_4_easy(bool fp4, bool mixed, const uint32_t codes[4], int h,
-                                                       uint32_t factor, uint32_t out[2])
-{
-    if (fp4) {
-        spread_e2m1(h % 2 == 0 ? codes[h / 2] & 0xFFFFu : codes[h / 2] >> 16, out);
-    } else {
-        spread_e4m3(codes[h], out);
-    }
-#pragma unroll
-    for (int j = 0; j < 2; j++) {
-        out[j] = mixed ? multiply_pair(out[j], __uint_as_float(factor)) : ptx_multiply_bf16x2(out[j], factor);
-    }
-}
-
+/* Codes (fp4: the first two words) that are not hard, times their scale as a pair of bf16 numbers (mixed: as a float),
+ * e4m3 codes' 2^120 times as large. */
 static __device__ __forceinline__ void multiply_16_easy(bool fp4, bool mixed, const uint32_t codes[4], uint32_t factor,
                                                         uint32_t out[8])
 {
 #pragma unroll
     for (int h = 0; h < 4; h++) {
-        multiply_4_easy(fp4, mixed, codes, h, factor, out + 2 * h);
+        if (fp4) {
+            spread_e2m1(h % 2 == 0 ? codes[h / 2] & 0xFFFFu : codes[h / 2] >> 16, out + 2 * h);
+        } else {
+            spread_e4m3(codes[h], out + 2 * h);
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        out[j] = mixed ? multiply_pair(out[j], __uint_as_float(factor)) : ptx_multiply_bf16x2(out[j], factor);
     }
 }
 

@@ -21,9 +21,11 @@
  *
  * BARRIERS            arrivals         made by              waited for by    protects
  *   those of few_source.cuh, and
- *   piece_full[2]     1                finder               everybody        pieces[]
- *   piece_free[2]     14               all but gatherers    finder           pieces[], q[], sink[], ends[]
- *   left_full[2][k]   4                the k-th team done   its last team    left[], left_ends
+ *   piece_full[2]     1                finder               teams, Q's warp  pieces[]
+ *   piece_free[2]     14               all but gatherers    finder           pieces[], and what has two places for
+ *                                                                            pieces: q[], sink[], ends[], factor[] ...
+ *   left_full[2][k]   4                team k / 2 of those  its last team    left[], left_ends
+ *                                      done, half k % 2
  *   left_free[2][k]   4                its last team        who is next      the same
  *   named 1 + team    128              a team               itself           parts[], tops[], ends of a piece
  *   named 4 + team    128              a team               itself           weights[]; whether references move

@@ -20,11 +20,6 @@ typedef struct team_place {
     uint32_t team, own;
 } team_place;
 
-static __device__ __forceinline__ void team_sync(uint32_t team)
-{
-    ptx_barrier_sync(BARRIER_TEAM + team, TEAM_THREADS);
-}
-
 /* A thread's two rows' factors. */
 static __device__ __forceinline__ void few_rescale(float o[FEW_OUTPUT], const float factor[2])
 {

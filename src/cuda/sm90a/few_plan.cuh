@@ -33,14 +33,15 @@
 /* Raw rows and, where they do not lie in the rows, their scales. */
 #define FEW_RING(blocks) ((blocks) == 9 ? 133120 : 142336)
 
-/* Named barriers. */
+/* Named barriers, in place of the relay's (plan.cuh). */
 #define BARRIER_TEAM 1 /* + team */
 #define BARRIER_VOTE 4 /* + team */
 
-/* A strip: a bit for each of its tokens that is attended; its place in the ring; STRIP_... . */
+/* A strip: a bit for each of its tokens that is attended; its place in the ring and where its rows begin; STRIP_... .
+ */
 typedef struct strip {
     uint32_t there, place, rows, flags; /* rows: shared address */
-    int32_t position;                   /* of its first token behind the piece's, in a paged list */
+    int32_t position;                   /* of its first token behind the piece's; used in paged lists */
 } strip;
 #define STRIP_EXTRA 1u /* of the extra pool: pools[1] */
 #define STRIP_LAST  2u /* no strip: the piece has no more; which team learns that first, above: */
@@ -114,6 +115,11 @@ template <int BLOCKS> static __device__ __forceinline__ strip_ring ring_of(const
     const uint32_t places = (uint32_t)FEW_RING(BLOCKS) / bytes / GATHERERS * GATHERERS;
     strip_ring r = {pitch, bytes, places < RING_PLACES ? places : RING_PLACES};
     return r;
+}
+
+static __device__ __forceinline__ void team_sync(uint32_t team)
+{
+    ptx_barrier_sync(BARRIER_TEAM + team, TEAM_THREADS);
 }
 
 /* Token of a strip that is column, or row, n of the k-th eight in products: so that neither the loads of eight rows'

@@ -8,9 +8,9 @@
  *   places_empty[4]   2                gatherers            finder           the same
  *   strip_full[12]    33 and the       a gatherer: 32 for   its team         strips[], its place in the ring
  *                     bytes            copies
- *   strip_free[12]    4                its team             gatherers        strips[]
- *   place_free[12]    4                the team             gatherers        the place in the ring
- *   q_full[2]         1                Q's warp             teams            q[], sink[]
+ *   strip_free[12]    4                its team             its gatherer     strips[]
+ *   place_free[12]    4                the team             its gatherer     the place in the ring
+ *   q_full[2]         1                Q's warp             teams            q[], q_scale[], sink[]
  */
 #ifndef FLASHMLA_CUDA_SM90A_FEW_SOURCE_CUH
 #define FLASHMLA_CUDA_SM90A_FEW_SOURCE_CUH
@@ -322,7 +322,7 @@ static __device__ __forceinline__ uint32_t scale_q(uint32_t x, float factor, boo
 /*
  * Q of a piece as first operands of products: lane 4g + q has rows g and g + 8, dims 8q .. 8q + 7 of each half block,
  * four of them for each product. Rows are scaled by a power of two, scales[] takes it back, and have the sign of the
- * softmax scale. Where tokens have codes they are fp16, which is exact but for numbers 2^29 times smaller than the
+ * softmax scale. Where tokens have codes they are fp16, which is exact but for numbers 2^31 times smaller than the
  * row's largest. Zeros if the scale is 0.
  */
 template <int BLOCKS>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * few_weights.cuh: scores of a strip to weights, by the four warps of a team (few.cuh). Each has taken scores of its
- * dims; of these sums warp w makes the weights of the w-th eight tokens. A thread has rows g and g + 8, tokens 2q and
- * 2q + 1 of it, and the weights are where first operands of the products with values want them.
+ * dims; of these sums warp w makes the weights of the w-th eight tokens. A thread has rows g and g + 8, columns 2q and
+ * 2q + 1 of them (strip_token), and the weights are where first operands of the products with values want them.
  *
  * Weights are made against the references as they are. All threads of a team hold the references of their rows, so only
  * if a weight exceeds 2^LAZY (or before the first strip) maxima are exchanged and references move; whether one does is
@@ -92,7 +92,7 @@ static __device__ __forceinline__ void few_raise(const float s[4], const float s
             m->tops[team][warp][lane / 4 + 8 * h] = top;
         }
     }
-    ptx_barrier_sync(BARRIER_TEAM + team, TEAM_THREADS);
+    team_sync(team);
 #pragma unroll
     for (uint32_t h = 0; h < 2; h++) {
         const uint32_t row = lane / 4 + 8 * h;

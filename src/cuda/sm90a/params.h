@@ -18,7 +18,7 @@
 #define FMLAC_RAW_PITCH_MAX    1344
 /* The same for few rows of queries: 32 modulo 64 (sm90a/few_plan.cuh). */
 #define FMLAC_STRIP_PITCH(bytes) (((bytes) + 31) / 64 * 64 + 32)
-#define FMLAC_STRIP_PITCH_MAX    704
+#define FMLAC_STRIP_PITCH_MAX    672
 #define FMLAC_RAW_SCALES       32 /* bytes of scales of a token that lie at the end of its page, at most; 576 dims: 0 */
 
 /* A TMA descriptor (CUtensorMap): 128 opaque bytes, aligned to 64. */

@@ -14,7 +14,7 @@
 
 /* clang-format off */
 /* What files of kernels define before they include anything; what they do not need is not compiled (registers):
- *   FMLAC_CODES         mqa_codes*.cu, mqa_few.cu      quantised tokens: tiles of 48
+ *   FMLAC_CODES         mqa_codes*.cu, mqa_few.cu      quantised tokens: tiles of 48 (few rows: 64)
  *   FMLAC_FEW           mqa_few.cu                     with FMLAC_CODES: few rows, tiles of 64 (few.cuh)
  *   FMLAC_TOGETHER      mqa_codes_together.cu          for clusters that share a list: the first piece's Q by TMA,
  *                                                      shorter ways to it
