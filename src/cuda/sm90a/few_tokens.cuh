@@ -14,8 +14,8 @@
  * in both types; and so are those whose float scales are no powers of two (MIXED), since then numbers are rounded to
  * bf16. NaN codes make NaN scores, so a row that attends one is NaN whatever its values are.
  *
- * Scales at the low end are off by up to 2^-127: the e8m0 code 0 (2^-127) counts as 0 in scores,
- * a float scale of 0 as 2^-127 in values.
+ * Scales at the low end are off by up to 2^-127: the e8m0 code 0 (2^-127) counts as 0 in scores, a float scale of 0 as
+ * 2^-127 in values.
  *
  * All outputs are 2^VALUES_DOWN too small: so weights times scales of up to 2^14 have room.
  *
@@ -29,7 +29,7 @@
 #include "few_plan.cuh"
 #include "ptx/matrix.cuh"
 
-#define KIND_PLAIN  64u  /* 16-bit numbers; which no pool's codes are, beside the kinds of expand.cuh */
+#define KIND_PLAIN  64u  /* 16-bit numbers: no pool's codes are, so it may stand beside the kinds of expand.cuh */
 #define KIND_WIDE   256u /* with KIND_E8M0: scales are of 64 dims, not 32 */
 #define VALUES_DOWN 16
 #define E2M1_DOWN   6
