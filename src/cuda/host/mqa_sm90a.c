@@ -248,7 +248,7 @@ static bool rows_take_turns(const fmlac_state *state, const fmlac_mqa *p)
            (state->turns == 0 ? cached : state->turns > 0);
 }
 
-/* Whether few rows have straight runs for a pool's codes (few_kind in sm90a/few_tokens.cuh): the relay has some more. */
+/* Whether few rows have straight runs for a pool's codes (few_kind in sm90a/few_tokens.cuh): the relay has more. */
 static bool few_is_straight(const fmlac_pool *pool)
 {
     bool e4m3 = pool->element == FMLAC_F8_E4M3, all = pool->quant_dims == 512;
