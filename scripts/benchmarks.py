@@ -166,7 +166,7 @@ def limits(device):
 
 
 def processor(device):
-    """Shapes on a CPU, on one thread and on more: of all runs the one with the middle share of the limit, and the goal."""
+    """Shapes on a CPU, on one thread and on more: of all runs the one with the middle share, and the goal."""
     shapes = {}
     for tree in runs(device):
         for record in tree["records"]:
