@@ -24,8 +24,8 @@ typedef struct e4m3_tables {
     __m512i low[2], high[2];
 } e4m3_tables;
 
-#define E4M3_NAN  0x7FCF /* the only value with any of the low bits */
-#define E4M3_LOW  0x0F
+#define E4M3_NAN 0x7FCF /* the only value with any of the low bits */
+#define E4M3_LOW 0x0F
 
 /* bf16 values of codes first..first+31 in 16-bit lanes. Normal ones keep their bits, moved, and change bias;
  * subnormals are m * 2^-9, from a list. */

@@ -56,7 +56,6 @@ void fmlai_mha_tile_start(const fmlai_tile_kernels *k, fmlai_mha_tile *tile, voi
 void fmlai_mha_tile_fill(const fmlai_cpu *cpu, const fmlai_tile_kernels *k, const fmlai_mha_tile *tile,
                          const fmlai_pool *pool, const int64_t *tokens, int32_t count, int32_t head);
 
-
 /* Rows of a packed tensor as floats [rows][d], and back, times a factor. */
 void fmlai_mha_load(const fmlai_tile_kernels *k, float *dst, const fmlai_packed *tensor, int64_t token, int32_t head,
                     int32_t rows, int32_t d);

@@ -265,6 +265,11 @@ static bool few_is_straight(const fmlac_pool *pool)
            (pool->group_shift == 6 || (pool->group_shift == 5 && all));
 }
 
+static bool few_is_narrow(const fmlac_pool *pool)
+{
+    return FMLAC_STRIP_PITCH(pool->data_row_bytes) <= FMLAC_STRIP_PITCH_MAX;
+}
+
 /* Few rows of queries of quantised tokens, if there is enough to do: this kernel's first tile comes later than the
  * relay's. Ragged batches: how many rows share a list is not known here. */
 static const fmlac_kernel *choose_few(const fmlac_state *state, const fmlac_mqa *p)
@@ -272,14 +277,11 @@ static const fmlac_kernel *choose_few(const fmlac_state *state, const fmlac_mqa 
     bool paged = p->main.kind == FMLAC_LIST_PAGED, ragged = paged && p->cu_seqlens_q;
     int64_t rows = p->h_q / p->h_kv * (paged ? p->s_q : 1), lists = (paged ? p->batch : p->num_tokens) * p->h_kv;
     int64_t list = paged ? p->main.capacity : p->main.topk + p->extra.topk;
-    bool straight = few_is_straight(&p->main.pool) &&
-                    (p->extra.kind == FMLAC_LIST_NONE || few_is_straight(&p->extra.pool));
+    bool extra = p->extra.kind != FMLAC_LIST_NONE;
+    bool straight = few_is_straight(&p->main.pool) && (!extra || few_is_straight(&p->extra.pool));
+    bool narrow = few_is_narrow(&p->main.pool) && (!extra || few_is_narrow(&p->extra.pool));
     bool pays = straight && list >= fmlac_ceil(FEW_LEAST * (int64_t)state->processors, lists > 0 ? lists : 1);
-    bool enough = state->few || pays;
-    bool narrow = FMLAC_STRIP_PITCH(p->main.pool.data_row_bytes) <= FMLAC_STRIP_PITCH_MAX &&
-                  (p->extra.kind == FMLAC_LIST_NONE ||
-                   FMLAC_STRIP_PITCH(p->extra.pool.data_row_bytes) <= FMLAC_STRIP_PITCH_MAX);
-    bool fits = enough && !ragged && narrow && rows <= FMLAC_FEW_ROWS && fmlac_hopper_unpaired(p);
+    bool fits = (state->few || pays) && !ragged && narrow && rows <= FMLAC_FEW_ROWS && fmlac_hopper_unpaired(p);
     return fits ? &few[p->d_qk > 512] : NULL;
 }
 
