@@ -40,32 +40,59 @@ template <int BLOCKS> static __device__ __forceinline__ tile_view view_of(uint32
 
 /* ---- products ---------------------------------------------------------------------------------------------------- */
 
-/* s = Q * tile^T, portions FROM to END - 1 as they arrive; ends with the commit. `full`: the slot's first barrier.
- * HELD: the first 16 HELD dims of Q are in registers, held[]. */
+/* s = or += Q * tile^T, 64 dims. HELD: the first 16 HELD dims of Q are in registers, held[]. */
+template <int F16, int HELD = 0>
+static __device__ __forceinline__ void block_scores(float s[SCORES], uint32_t q, uint32_t k, bool add,
+                                                    const uint32_t *held = nullptr)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const uint32_t of_q = ptx_wgmma_advance(q, i * 32), of_k = ptx_wgmma_advance(k, i * 32);
+        if (i < HELD) {
+            ptx_wgmma_n64_rs<F16>(s, held + 4 * i, of_k, add || i > 0);
+        } else if (TOKENS == 48) {
+            ptx_wgmma_n48_ss<F16>(s, of_q, of_k, add || i > 0);
+        } else {
+            ptx_wgmma_n64_ss<F16>(s, of_q, of_k, add || i > 0);
+        }
+    }
+}
+
+/*
+ * s = Q * tile^T, portions FROM to END - 1 as they arrive; ends with the commit. `full`: the slot's first barrier.
+ * HELD: as above, of the first block. CODES: blocks behind the first in a loop, because the code of all roles together
+ * is more than what is fetched ahead of them (docs/hopper.md). The first one apart: or s would be in use from tile to
+ * tile.
+ */
 template <int BLOCKS, int F16, int FROM, int END, int HELD = 0>
 static __device__ __forceinline__ void start_scores(float s[SCORES], uint32_t q, uint32_t k, uint32_t full,
                                                     uint32_t parity, const uint32_t *held = nullptr)
 {
-    if (FROM == 0) {
+    constexpr int BEHIND = END == PORTIONS ? BLOCKS : 2 * END, BEGUN = FROM == 0; /* the block behind; the first one */
+    if (BEGUN) {
         ptx_wgmma_hold<SCORES>(s);
     }
-#pragma unroll
-    for (int at = 2 * FROM; at < (END == PORTIONS ? BLOCKS : 2 * END); at++) {
-        if (at % 2 == 0 && at / 2 < PORTIONS) {
-            ptx_mbarrier_wait(full + at / 2 * 8, parity);
-            ptx_wgmma_fence();
+    ptx_mbarrier_wait(full + FROM * 8, parity);
+    ptx_wgmma_fence();
+    if (BEGUN) {
+        block_scores<F16, HELD>(s, q, k, false, held);
+    }
+    if constexpr (PORTIONS == 1) {
+        uint32_t of_q = ptx_wgmma_advance(q, BLOCK_BYTES), of_k = ptx_wgmma_advance(k, TILE_BYTES);
+#pragma unroll 1
+        for (const uint32_t end = ptx_wgmma_advance(q, BEHIND * BLOCK_BYTES); of_q != end;) {
+            block_scores<F16>(s, of_q, of_k, true);
+            of_q = ptx_wgmma_advance(of_q, BLOCK_BYTES);
+            of_k = ptx_wgmma_advance(of_k, TILE_BYTES);
         }
+    } else {
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            uint32_t of_q = ptx_wgmma_advance(q, at * BLOCK_BYTES + i * 32);
-            uint32_t of_k = ptx_wgmma_advance(k, at * TILE_BYTES + i * 32);
-            if (at == 0 && i < HELD) {
-                ptx_wgmma_n64_rs<F16>(s, held + 4 * i, of_k, i > 0);
-            } else if (TOKENS == 48) {
-                ptx_wgmma_n48_ss<F16>(s, of_q, of_k, at + i > 0);
-            } else {
-                ptx_wgmma_n64_ss<F16>(s, of_q, of_k, at + i > 0);
+        for (int at = 2 * FROM + BEGUN; at < BEHIND; at++) {
+            if (at % 2 == 0 && at / 2 < PORTIONS && at > 2 * FROM) {
+                ptx_mbarrier_wait(full + at / 2 * 8, parity);
+                ptx_wgmma_fence();
             }
+            block_scores<F16>(s, ptx_wgmma_advance(q, at * BLOCK_BYTES), ptx_wgmma_advance(k, at * TILE_BYTES), true);
         }
     }
     ptx_wgmma_commit();

@@ -80,19 +80,6 @@ static __device__ __forceinline__ void fetch_scales(const fmlac_pool &pool, cons
     }
 }
 
-/* A row, a token per lane, comes to L2 well before it is copied: places for raw rows are few, and a copy that had to
- * wait for memory would hold its place for too long. */
-static __device__ __forceinline__ void prefetch_row(const uint8_t *row, int32_t bytes)
-{
-    if (row) {
-#pragma unroll 1
-        for (int32_t at = 0; at < bytes; at += 128) {
-            ptx_prefetch_l2(row + at);
-        }
-        ptx_prefetch_l2(row + bytes - 1);
-    }
-}
-
 /* The finder notes where a tile's tokens lie. `position`: of its first entry in a paged list. */
 template <int BLOCKS>
 static __device__ __forceinline__ void note_tile(const fmlac_mqa &p, const fmlac_work &w, plan<BLOCKS> *m,
@@ -125,10 +112,6 @@ static __device__ __forceinline__ void note_tile(const fmlac_mqa &p, const fmlac
         }
     }
     note_done(m, at);
-#pragma unroll 1
-    for (int h = 0; BLOCKS == 9 && h < 2; h++) { /* two batches a warp */
-        prefetch_row(h == 0 ? place[0].row : place[1].row, pool_of(p, found.extra).data_row_bytes);
-    }
 }
 
 /* Entries of one of the lists come to L2; of few lists, which are cut, some block's. */
