@@ -36,7 +36,7 @@ struct fibre {
 
 struct warp {
     void *inputs[32];
-    int arrived;
+    int arrived, asleep; /* asleep: rounds that go on without it */
 };
 
 #define STACK_BYTES  (256 * 1024)
@@ -179,6 +179,20 @@ static uint32_t random_number(void)
     return seed >> 16;
 }
 
+/* Now and then a warp stands still for a while, as on a card: so the others get as far ahead of it as barriers let them,
+ * and who only looks on may find one two phases further. */
+#define SLEEP_EVERY 64
+#define SLEEP_MOST  64
+
+static bool sleeps(warp *w)
+{
+    if (w->asleep == 0 && random_number() % SLEEP_EVERY == 0) {
+        w->asleep = 1 + (int)(random_number() % SLEEP_MOST);
+    }
+    w->asleep -= w->asleep > 0;
+    return w->asleep > 0;
+}
+
 static void run_block(void)
 {
     int idle = 0; /* rounds in which fibres only looked */
@@ -187,7 +201,8 @@ static void run_block(void)
         bool moved = false, done = true;
         int first = (int)random_number() % count;
         for (int i = 0; i < count; i++) {
-            moved = run_warp((first + i) % count) || moved;
+            const int next = (first + i) % count;
+            moved = sleeps(&warps[next]) || run_warp(next) || moved;
         }
         for (int block = 0; block < thread_count / block_threads; block++) {
             release_barrier(block);
