@@ -116,7 +116,7 @@ static inline fmla_tensor fmla_tensor_nd(const void *data, fmla_dtype dtype, int
     for (i = rank - 1; i >= 0 && i < FMLA_MAX_RANK; i--) {
         t.shape[i] = shape[i];
         t.stride[i] = stride;
-        stride *= shape[i];
+        stride = (int64_t)((uint64_t)stride * (uint64_t)shape[i]); /* what no call takes may wrap */
     }
     return t;
 }

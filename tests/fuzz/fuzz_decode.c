@@ -18,30 +18,30 @@ typedef struct input {
     size_t size;
 } input;
 
+/* 0 once the input is used up. */
 static uint32_t take(input *in, uint32_t limit)
 {
     uint32_t v = 0;
-    for (int i = 0; i < 2 && in->size > 0; i++) {
+    for (int i = 0; i < (limit <= 256 ? 1 : 2) && in->size > 0; i++) {
         v = v << 8 | *in->data++;
         in->size--;
     }
-    return limit ? v % limit : v;
+    return v % limit;
 }
 
 /* Mostly small and plausible, sometimes anything. */
 static int64_t number(input *in, uint32_t small)
 {
-    uint32_t kind = take(in, 64);
-    if (kind == 0) {
-        return INT64_MIN + take(in, 0);
+    switch (take(in, 64)) {
+    case 63:
+        return INT64_MIN + take(in, 65536);
+    case 62:
+        return INT64_MAX - take(in, 65536);
+    case 61:
+        return -(int64_t)take(in, 65536);
+    default:
+        return take(in, small);
     }
-    if (kind == 1) {
-        return INT64_MAX - take(in, 0);
-    }
-    if (kind == 2) {
-        return -(int64_t)take(in, 70000);
-    }
-    return take(in, small);
 }
 
 /* A tensor over `bytes` bytes that the shape fits into (or data NULL): only then may the library read it. */
@@ -74,7 +74,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static uint8_t q[1 << 15], out[1 << 16], pool[POOL], extra[POOL];
     static float lse[4096], sink[64];
-    static int32_t ints[5][INTS];
+    static int32_t ints[4][INTS];
     static fmla_context *ctx;
     input in = {data, size};
 
@@ -86,15 +86,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             abort();
         }
     }
-    for (int i = 0; i < 5; i++) {
-        for (int j = 0; j < INTS; j++) {
-            ints[i][j] = (int32_t)number(&in, 64);
-        }
-    }
     int64_t b = number(&in, 4), s_q = number(&in, 4), h_q = number(&in, 8), topk = number(&in, 40);
     int32_t format = (int32_t)take(&in, 10);
     int64_t d = format == FMLA_KV_V32 ? 576 : format <= FMLA_KV_F16 ? number(&in, 80) : 512;
-    int64_t page = 1 + number(&in, 9), pages = number(&in, 8);
+    int64_t page = number(&in, 9), pages = number(&in, 8);
+    page += page < INT64_MAX;
     int sparse = (int)take(&in, 2);
 
     fmla_decode_args a = FMLA_DECODE_ARGS_INIT;
@@ -105,7 +101,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     a.kv.format = format;
     a.kv.num_pages = pages;
     a.kv.page_size = page;
-    a.kv.data = pages >= 0 && page > 0 && pages * page * 1160 <= POOL ? pool : NULL;
+    a.kv.data = pages >= 0 && pages <= POOL && page > 0 && page <= POOL && pages * page * 1160 <= POOL ? pool : NULL;
     if (sparse) {
         a.indices = tensor(&in, ints[0], sizeof ints[0], FMLA_I32, 3, (int64_t[]){b, s_q, topk});
         if (take(&in, 2)) {
@@ -127,6 +123,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     if (take(&in, 2)) {
         a.attn_sink = tensor(&in, sink, sizeof sink, FMLA_F32, 1, (int64_t[]){h_q});
+    }
+    for (int j = 0; j < INTS; j++) { /* last: what is left of the input */
+        for (int i = 0; i < 4; i++) {
+            ints[i][j] = in.size > 0 ? (int32_t)number(&in, 64) : j % 8;
+        }
     }
     if (fmla_decode(ctx, &a, NULL) != FMLA_OK && fmla_context_error(ctx)[0] == '\0') {
         abort(); /* refused without a sentence */

@@ -84,7 +84,7 @@ static size_t lay_out_scratch(const fmlai_mqa_plan *plan, uint8_t *base)
     uint8_t *at[COUNT];
     size_t offset = 0;
     for (int32_t i = 0; i < COUNT; i++) {
-        at[i] = base + offset;
+        at[i] = base ? base + offset : NULL;
         offset += lines(sizes[i]);
     }
     if (base) {
