@@ -116,6 +116,9 @@ static void describe_two_pools(fmlai_checker *c, const fmla_convert_args *a, fml
 /* How many tokens: as many as there are slots, or as the smaller pool holds. */
 static void describe_convert_slots(fmlai_checker *c, const fmla_convert_args *a, fmlai_convert *p)
 {
+    if (fmlai_failed(c)) {
+        return;
+    }
     const bool src = fmlai_present(&a->src_slots), dst = fmlai_present(&a->dst_slots);
     const int64_t src_tokens = fmlai_pool_tokens(&p->src), dst_tokens = fmlai_pool_tokens(&p->dst);
     p->src_slots = fmlai_describe_slots(c, "src_slots", &a->src_slots, FMLAI_ANY);

@@ -86,14 +86,25 @@ void fmlai_describe_indices(fmlai_checker *c, const fmlai_frame *f, const char *
     list->topk = t->shape[t->rank - 1];
 }
 
+/* A stride as kernels may have it, who scale it. Anything is legal in a dimension in which nobody takes a step. */
+static int64_t scalable_stride(const fmla_tensor *t, int32_t dimension)
+{
+    const int64_t stride = t->stride[dimension], most = INT64_MAX / 16;
+    bool steps = t->shape[dimension] > 1;
+    for (int32_t i = 0; i < t->rank; i++) {
+        steps = steps && t->shape[i] > 0;
+    }
+    return steps || (stride >= -most && stride <= most) ? stride : 0;
+}
+
 fmlai_packed fmlai_packed_of(const fmlai_checker *c, const fmla_tensor *t)
 {
     fmlai_packed packed = {0};
     if (fmlai_present(t)) {
         packed.data = fmlai_data(c, t);
         packed.dtype = (fmla_dtype)t->dtype;
-        packed.stride[0] = t->stride[0];
-        packed.stride[1] = t->stride[1];
+        packed.stride[0] = scalable_stride(t, 0);
+        packed.stride[1] = scalable_stride(t, 1);
     }
     return packed;
 }

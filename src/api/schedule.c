@@ -63,8 +63,9 @@ static fmla_status run(fmla_context *context, const void *args, void *stream)
     fmlai_check_range(&c, "overhead_blocks", a.overhead_blocks, 0, INT16_MAX);
     FMLAI_EXPECT(&c, &a.metadata, .name = "metadata", .dtypes = FMLAI_BIT(FMLA_I32), .flags = FMLAI_LAST | FMLAI_OUTPUT,
                  .letters = "parts, 8", .rank = 2, .shape = {FMLAI_ANY, 8});
+    const int64_t splits = fmlai_failed(&c) ? 0 : p.batch + 1;
     FMLAI_EXPECT(&c, &a.num_splits, .name = "num_splits", .dtypes = FMLAI_BIT(FMLA_I32),
-                 .flags = FMLAI_LAST | FMLAI_OUTPUT, .letters = "b + 1", .rank = 1, .shape = {p.batch + 1});
+                 .flags = FMLAI_LAST | FMLAI_OUTPUT, .letters = "b + 1", .rank = 1, .shape = {splits});
     if (!fmlai_failed(&c) && a.metadata.shape[0] < 1) {
         fmlai_invalid(&c, "metadata: 0 parts; allowed: at least 1");
     }

@@ -282,6 +282,8 @@ static void mha_of_nothing(void)
     calls_reset(c);
     resize(&c->forward.k, 0, 0);
     resize(&c->forward.v, 0, 0);
+    c->forward.k.stride[0] = INT64_MIN; /* anything is legal where nobody takes a step */
+    c->forward.v.stride[1] = INT64_MAX;
     c->forward.cu_seqlens_kv = fmla_tensor_1d(zero, FMLA_I32, 3);
     expect_ok(fmla_mha_forward(c->context, &c->forward, NULL));
     expect_lonely(&c->forward.out, 5 * 4 * 16 * 2, &c->forward.lse, 20, -INFINITY);
