@@ -53,21 +53,30 @@ extern void fmlak_mqa_pair_bf16_576_sm90a(void);
         name, #name, FMLA_BF16, FMLAC_HOPPER_ROWS, FMLAC_CODES_TOKENS, 16, 227, 0                                      \
     }
 
-/* [source: pages, pages with tiles in turn, rows, rows in turn, codes, codes of clusters that share a list][dtype:
- * bf16, fp16][dims: 512, 576] */
-static const fmlac_kernel kernels[6][2][2] = {
-    {{HOPPER(fmlak_mqa_pages_bf16_512_sm90a, FMLA_BF16, 12), HOPPER(fmlak_mqa_pages_bf16_576_sm90a, FMLA_BF16, 12)},
-     {HOPPER(fmlak_mqa_pages_f16_512_sm90a, FMLA_F16, 12), HOPPER(fmlak_mqa_pages_f16_576_sm90a, FMLA_F16, 12)}},
-    {{HOPPER(fmlak_mqa_turns_bf16_512_sm90a, FMLA_BF16, 12), HOPPER(fmlak_mqa_turns_bf16_576_sm90a, FMLA_BF16, 12)},
-     {HOPPER(fmlak_mqa_turns_f16_512_sm90a, FMLA_F16, 12), HOPPER(fmlak_mqa_turns_f16_576_sm90a, FMLA_F16, 12)}},
-    {{HOPPER(fmlak_mqa_rows_bf16_512_sm90a, FMLA_BF16, 12), HOPPER(fmlak_mqa_rows_bf16_576_sm90a, FMLA_BF16, 12)},
-     {HOPPER(fmlak_mqa_rows_f16_512_sm90a, FMLA_F16, 12), HOPPER(fmlak_mqa_rows_f16_576_sm90a, FMLA_F16, 12)}},
-    {{HOPPER(fmlak_mqa_rows_turns_bf16_512_sm90a, FMLA_BF16, 12),
-      HOPPER(fmlak_mqa_rows_turns_bf16_576_sm90a, FMLA_BF16, 12)},
-     {HOPPER(fmlak_mqa_rows_turns_f16_512_sm90a, FMLA_F16, 12),
-      HOPPER(fmlak_mqa_rows_turns_f16_576_sm90a, FMLA_F16, 12)}},
-    {{CODES(fmlak_mqa_codes_bf16_512_sm90a), CODES(fmlak_mqa_codes_bf16_576_sm90a)}},
-    {{CODES(fmlak_mqa_codes_together_bf16_512_sm90a), CODES(fmlak_mqa_codes_together_bf16_576_sm90a)}},
+/* Where tokens come from. */
+enum { FROM_PAGES, IN_TURNS, FROM_ROWS, ROWS_IN_TURNS, FROM_CODES, CODES_TOGETHER, SOURCES };
+
+/* [source][dtype: bf16, fp16][dims: 512, 576]. In turns: another order of tiles; together: clusters share a list. */
+static const fmlac_kernel kernels[SOURCES][2][2] = {
+    [FROM_PAGES] = {{HOPPER(fmlak_mqa_pages_bf16_512_sm90a, FMLA_BF16, 12),
+                     HOPPER(fmlak_mqa_pages_bf16_576_sm90a, FMLA_BF16, 12)},
+                    {HOPPER(fmlak_mqa_pages_f16_512_sm90a, FMLA_F16, 12),
+                     HOPPER(fmlak_mqa_pages_f16_576_sm90a, FMLA_F16, 12)}},
+    [IN_TURNS] = {{HOPPER(fmlak_mqa_turns_bf16_512_sm90a, FMLA_BF16, 12),
+                   HOPPER(fmlak_mqa_turns_bf16_576_sm90a, FMLA_BF16, 12)},
+                  {HOPPER(fmlak_mqa_turns_f16_512_sm90a, FMLA_F16, 12),
+                   HOPPER(fmlak_mqa_turns_f16_576_sm90a, FMLA_F16, 12)}},
+    [FROM_ROWS] = {{HOPPER(fmlak_mqa_rows_bf16_512_sm90a, FMLA_BF16, 12),
+                    HOPPER(fmlak_mqa_rows_bf16_576_sm90a, FMLA_BF16, 12)},
+                   {HOPPER(fmlak_mqa_rows_f16_512_sm90a, FMLA_F16, 12),
+                    HOPPER(fmlak_mqa_rows_f16_576_sm90a, FMLA_F16, 12)}},
+    [ROWS_IN_TURNS] = {{HOPPER(fmlak_mqa_rows_turns_bf16_512_sm90a, FMLA_BF16, 12),
+                        HOPPER(fmlak_mqa_rows_turns_bf16_576_sm90a, FMLA_BF16, 12)},
+                       {HOPPER(fmlak_mqa_rows_turns_f16_512_sm90a, FMLA_F16, 12),
+                        HOPPER(fmlak_mqa_rows_turns_f16_576_sm90a, FMLA_F16, 12)}},
+    [FROM_CODES] = {{CODES(fmlak_mqa_codes_bf16_512_sm90a), CODES(fmlak_mqa_codes_bf16_576_sm90a)}},
+    [CODES_TOGETHER] = {{CODES(fmlak_mqa_codes_together_bf16_512_sm90a),
+                         CODES(fmlak_mqa_codes_together_bf16_576_sm90a)}},
 };
 
 /* Few rows of queries of quantised tokens, [dims: 512, 576]. */
@@ -83,8 +92,6 @@ static const fmlac_kernel few[2] = {FEW(fmlak_mqa_few_bf16_512_sm90a), FEW(fmlak
         name, #name, FMLA_BF16, FMLAC_PAIR_ROWS, FMLAC_HOPPER_TOKENS, 16, 227, 2                                       \
     }
 static const fmlac_kernel pairs[2] = {PAIR(fmlak_mqa_pair_bf16_512_sm90a), PAIR(fmlak_mqa_pair_bf16_576_sm90a)};
-
-enum { FROM_PAGES, IN_TURNS, FROM_ROWS, ROWS_IN_TURNS, FROM_CODES, CODES_TOGETHER };
 
 typedef CUresult (*encode_tiled)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
                                  const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
