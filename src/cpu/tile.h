@@ -4,7 +4,7 @@
  * is built from them; a tier is fast if these are.
  *
  * A block of rows (queries; up to FMLAI_TILE_ROWS, padded to a multiple of FMLAI_TILE_LANES) meets tiles of
- * tokens (up to block_tokens, a matrix [tokens][stride] of tile elements: float, or bf16). Rows are the
+ * tokens (up to tile_tokens, a matrix [tokens][stride] of tile elements: float, or bf16). Rows are the
  * vector lanes wherever scores are concerned; dims are the lanes where values are summed. Layouts named
  * "packed" belong to the tier: callers ask for their size and pass them on.
  *
@@ -118,10 +118,45 @@ static inline fmlai_tile_parts fmlai_tile_parts_of(const void *tile, int64_t str
     return parts;
 }
 
+/* Of a tile's tokens, how many row `row` sees; visible NULL: all. */
+static inline int32_t fmlai_tile_seen(const int32_t *visible, int32_t row, int32_t tokens)
+{
+    if (!visible || visible[row] > tokens) {
+        return tokens;
+    }
+    return visible[row] < 0 ? 0 : visible[row];
+}
+
+/* How many tokens every row sees, and how many any row does. */
+typedef struct fmlai_tile_range {
+    int32_t least, most;
+} fmlai_tile_range;
+
+static inline fmlai_tile_range fmlai_tile_seen_range(const int32_t *visible, int32_t rows, int32_t tokens)
+{
+    fmlai_tile_range seen = {tokens, visible ? 0 : tokens};
+    for (int32_t r = 0; visible && r < rows; r++) {
+        const int32_t n = fmlai_tile_seen(visible, r, tokens);
+        seen.least = n < seen.least ? n : seen.least;
+        seen.most = n > seen.most ? n : seen.most;
+    }
+    return seen;
+}
+
+/* The row behind those from `begin` on that see as many tokens as it. */
+static inline int32_t fmlai_tile_seen_alike(const int32_t *visible, int32_t begin, int32_t rows)
+{
+    int32_t end = begin + 1;
+    while (end < rows && visible[end] == visible[begin]) {
+        end++;
+    }
+    return end;
+}
+
 typedef struct fmlai_tile_kernels {
     const char *name;
     fmla_dtype dtype;     /* element of tiles: FMLA_F32 or FMLA_BF16 */
-    int32_t block_tokens; /* tokens in a tile that suit the caches; kernels take 1..FMLAI_TILE_TOKENS_MAX */
+    int32_t tile_tokens;  /* tokens in a tile that suit the caches; kernels take 1..FMLAI_TILE_TOKENS_MAX */
     /* Bytes of the packed layouts; rows and tokens as passed to the kernels. */
     size_t (*packed_rows_bytes)(int32_t rows, int32_t d);
     size_t (*packed_weights_bytes)(int32_t rows, int32_t tokens);

@@ -130,31 +130,20 @@ static bool all_finite(const operands *o, int32_t begin, int32_t end)
     return _mm256_testz_si256(found, found);
 }
 
-static int32_t clamp(int32_t x, int32_t high)
-{
-    return x < 0 ? 0 : x > high ? high : x;
-}
-
 void fmlak_tile_accumulate_avx2(void *packed_sums, const void *packed_weights, const void *tile,
                                 int64_t tile_stride, const float *alpha, const int32_t *visible, int32_t rows,
                                 int32_t tokens, int32_t d)
 {
     operands o = {packed_sums, packed_weights, tile, alpha, tile_stride, weights_stride(rows), rows, tokens, d};
-    int32_t least = tokens, most = visible ? 0 : tokens;
-    for (int32_t r = 0; visible && r < rows; r++) {
-        int32_t n = clamp(visible[r], tokens);
-        least = n < least ? n : least;
-        most = n > most ? n : most;
-    }
-    if (least == most || all_finite(&o, least, most)) {
-        o.tokens = most;
+    const fmlai_tile_range seen = fmlai_tile_seen_range(visible, rows, tokens);
+    if (seen.least == seen.most || all_finite(&o, seen.least, seen.most)) {
+        o.tokens = seen.most;
         accumulate_rows(&o, 0, rows);
         return;
     }
     for (int32_t begin = 0, end; begin < rows; begin = end) {
-        for (end = begin + 1; end < rows && visible[end] == visible[begin]; end++) {
-        }
-        o.tokens = clamp(visible[begin], tokens);
+        end = fmlai_tile_seen_alike(visible, begin, rows);
+        o.tokens = fmlai_tile_seen(visible, begin, tokens);
         accumulate_rows(&o, begin, end);
     }
 }

@@ -106,7 +106,7 @@ void fmlai_tile_init_avx2(fmlai_tile_kernels *f32, fmlai_tile_kernels *bf16)
     *f32 = (fmlai_tile_kernels){
         .name = "avx2",
         .dtype = FMLA_F32,
-        .block_tokens = 48,
+        .tile_tokens = 48,
         .packed_rows_bytes = packed_rows_bytes,
         .packed_weights_bytes = packed_weights_bytes,
         .packed_sums_bytes = packed_sums_bytes,

@@ -202,17 +202,6 @@ static void add_small(float *sums, const int32_t *weights, int64_t stride, const
     }
 }
 
-/* How many of the first `tokens` tokens any of n rows sees: weights beyond are zero. */
-static int32_t most_seen(const strip_operands *o, int32_t r, int32_t n, int32_t tokens)
-{
-    int32_t most = o->visible ? 0 : tokens;
-    for (int32_t i = 0; o->visible && i < n; i++) {
-        int32_t seen = clamp_tokens(o->visible[r + i], tokens);
-        most = seen > most ? seen : most;
-    }
-    return most;
-}
-
 /* Of `count` rows that are to be fetched, as many as each group of rows takes in each strip. */
 static int32_t share_of(int32_t count, const strip_operands *o)
 {
@@ -252,7 +241,7 @@ static void accumulate_rows(const strip_operands *o, int32_t begin, int32_t end,
             if (ahead && r > begin) {
                 fmlai_fetch_ahead(ahead, step);
             }
-            int32_t seen = pairs_of(most_seen(o, r, n, tokens));
+            int32_t seen = pairs_of(fmlai_tile_seen_range(o->visible ? o->visible + r : NULL, n, tokens).most);
             multiply_n(sums, o->weights + r, stride, strip, alpha, seen, n, units);
             if (has_small) {
                 add_small(sums, o->weights + r, stride, small, seen, n);

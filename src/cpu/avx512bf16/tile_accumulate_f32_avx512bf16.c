@@ -139,16 +139,15 @@ void fmlak_tile_accumulate_f32_avx512bf16(void *packed_sums, const void *packed_
                                           int32_t tokens, int32_t d)
 {
     operands o = {packed_sums, packed_weights, tile, alpha, tile_stride, weights_stride(rows), rows, tokens, d};
-    seen_range seen = seen_by_rows(visible, rows, tokens);
+    const fmlai_tile_range seen = fmlai_tile_seen_range(visible, rows, tokens);
     if (seen.least == seen.most || all_finite(&o, seen.least, seen.most)) {
         o.tokens = seen.most;
         accumulate_rows(&o, 0, rows);
         return;
     }
     for (int32_t begin = 0, end; begin < rows; begin = end) {
-        for (end = begin + 1; end < rows && visible[end] == visible[begin]; end++) {
-        }
-        o.tokens = clamp_tokens(visible[begin], tokens);
+        end = fmlai_tile_seen_alike(visible, begin, rows);
+        o.tokens = fmlai_tile_seen(visible, begin, tokens);
         accumulate_rows(&o, begin, end);
     }
 }

@@ -143,7 +143,7 @@ void fmlai_tile_init_avx512bf16(fmlai_tile_kernels *f32, fmlai_tile_kernels *bf1
     *bf16 = (fmlai_tile_kernels){
         .name = "avx512bf16",
         .dtype = FMLA_BF16,
-        .block_tokens = FMLAI_TILE_TOKENS_MAX,
+        .tile_tokens = FMLAI_TILE_TOKENS_MAX,
         .packed_rows_bytes = packed_rows_bytes,
         .packed_weights_bytes = packed_weights_bytes,
         .packed_sums_bytes = packed_sums_bytes,

@@ -179,27 +179,6 @@ static inline __m512 exp2_avx512(__m512 x)
     return _mm512_scalef_ps(p, n);
 }
 
-static inline int32_t clamp_tokens(int32_t x, int32_t tokens)
-{
-    return x < 0 ? 0 : x > tokens ? tokens : x;
-}
-
-/* How many tokens every row sees, and how many any row does. */
-typedef struct seen_range {
-    int32_t least, most;
-} seen_range;
-
-static inline seen_range seen_by_rows(const int32_t *visible, int32_t rows, int32_t tokens)
-{
-    seen_range seen = {tokens, visible ? 0 : tokens};
-    for (int32_t r = 0; visible && r < rows; r++) {
-        int32_t n = clamp_tokens(visible[r], tokens);
-        seen.least = n < seen.least ? n : seen.least;
-        seen.most = n > seen.most ? n : seen.most;
-    }
-    return seen;
-}
-
 /* Dims k..k+31 of `rows` rows, 16 at most, as bf16: pair i of all rows in x[i]. Rows that are not there are zero, and
  * dims from d on. */
 void fmlak_pairs_of_rows_avx512bf16(__m512i x[LANES], const float *src, int64_t src_stride, int32_t rows, int32_t k,
@@ -234,16 +213,14 @@ bool fmlak_tile_finite_avx512bf16(const strip_operands *o, int32_t begin, int32_
 static inline void accumulate_seen(const strip_operands *o, int32_t tokens,
                                    void (*add)(const strip_operands *o, int32_t begin, int32_t end, int32_t tokens))
 {
-    const int32_t *visible = o->visible;
-    seen_range seen = seen_by_rows(visible, o->rows, tokens);
+    const fmlai_tile_range seen = fmlai_tile_seen_range(o->visible, o->rows, tokens);
     if (seen.least == seen.most || fmlak_tile_finite_avx512bf16(o, seen.least, seen.most)) {
         add(o, 0, o->rows, seen.most);
         return;
     }
     for (int32_t begin = 0, end; begin < o->rows; begin = end) {
-        for (end = begin + 1; end < o->rows && visible[end] == visible[begin]; end++) {
-        }
-        add(o, begin, end, clamp_tokens(visible[begin], tokens));
+        end = fmlai_tile_seen_alike(o->visible, begin, o->rows);
+        add(o, begin, end, fmlai_tile_seen(o->visible, begin, tokens));
     }
 }
 

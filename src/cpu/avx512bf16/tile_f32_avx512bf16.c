@@ -98,7 +98,7 @@ static void unpack(float *dst, int64_t dst_stride, const void *packed_sums, cons
 const fmlai_tile_kernels fmlak_tile_f32_avx512bf16 = {
     .name = "avx512",
     .dtype = FMLA_F32,
-    .block_tokens = 96,
+    .tile_tokens = 96,
     .packed_rows_bytes = packed_rows_bytes,
     .packed_weights_bytes = packed_weights_bytes,
     .packed_sums_bytes = packed_sums_bytes,

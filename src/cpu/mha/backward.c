@@ -53,7 +53,7 @@ typedef struct query_tile {
 typedef struct scratch {
     float *rows, *others; /* [ROWS][max(d_qk, d_v)] */
     void *packed_a, *packed_b;
-    float *s, *ds; /* [block_tokens][ROWS]: scores, then P; dO.v, then dS */
+    float *s, *ds; /* [tile_tokens][ROWS]: scores, then P; dO.v, then dS */
     void *weights;
     void *sums_a, *sums_b;
     void *tile_a, *tile_b;
@@ -71,14 +71,14 @@ static bool heads_suffice(const fmlai_cpu *cpu, const fmlai_mha *p)
 static int64_t most_tiles(const fmlai_cpu *cpu, const fmlai_tile_kernels *k, const fmlai_mha *p)
 {
     int64_t queries = p->max_seqlen_q < ONE_PASS_QUERIES ? p->max_seqlen_q : ONE_PASS_QUERIES;
-    return heads_suffice(cpu, p) ? (queries + k->block_tokens - 1) / k->block_tokens : 0;
+    return heads_suffice(cpu, p) ? (queries + k->tile_tokens - 1) / k->tile_tokens : 0;
 }
 
 static size_t scratch_layout(const fmlai_cpu *cpu, const fmlai_tile_kernels *k, const fmlai_mha *p, uint8_t *base,
                              scratch *s)
 {
     fmlai_mha_arena arena = {.base = base};
-    size_t tokens = (size_t)k->block_tokens, element = k->dtype == FMLA_BF16 ? 2 : 4;
+    size_t tokens = (size_t)k->tile_tokens, element = k->dtype == FMLA_BF16 ? 2 : 4;
     size_t widest = (size_t)(p->d_qk > p->d_v ? p->d_qk : p->d_v);
     size_t token_a = (size_t)fmlai_tile_stride(k->dtype, p->d_qk) * element;
     size_t token_b = (size_t)fmlai_tile_stride(k->dtype, p->d_v) * element;
@@ -89,7 +89,7 @@ static size_t scratch_layout(const fmlai_cpu *cpu, const fmlai_tile_kernels *k, 
     s->packed_b = fmlai_mha_take(&arena, k->packed_rows_bytes(FMLAI_MHA_ROWS, p->d_v));
     s->s = fmlai_mha_take(&arena, tokens * FMLAI_MHA_ROWS * sizeof(float));
     s->ds = fmlai_mha_take(&arena, tokens * FMLAI_MHA_ROWS * sizeof(float));
-    s->weights = fmlai_mha_take(&arena, k->packed_weights_bytes(FMLAI_MHA_ROWS, k->block_tokens));
+    s->weights = fmlai_mha_take(&arena, k->packed_weights_bytes(FMLAI_MHA_ROWS, k->tile_tokens));
     s->sums_a = fmlai_mha_take(&arena, k->packed_sums_bytes(FMLAI_MHA_ROWS, p->d_qk));
     s->sums_b = fmlai_mha_take(&arena, k->packed_sums_bytes(FMLAI_MHA_ROWS, p->d_v));
     s->tile_a = fmlai_mha_take(&arena, tokens * token_a);
@@ -98,7 +98,7 @@ static size_t scratch_layout(const fmlai_cpu *cpu, const fmlai_tile_kernels *k, 
     s->tiles = fmlai_mha_take(&arena, (size_t)tiles * sizeof(query_tile));
     for (int64_t i = 0; i < tiles; i++) {
         void *q = fmlai_mha_take(&arena, tokens * token_a), *dout = fmlai_mha_take(&arena, tokens * token_b);
-        void *dq = fmlai_mha_take(&arena, k->packed_sums_bytes(k->block_tokens, p->d_qk));
+        void *dq = fmlai_mha_take(&arena, k->packed_sums_bytes(k->tile_tokens, p->d_qk));
         if (base) {
             s->tiles[i].q.data = q;
             s->tiles[i].dout.data = dout;
@@ -159,7 +159,7 @@ static void find_delta(const backward *b, const scratch *s, int64_t token, int32
 /* Tiles of keys begin anew with every block: as in one pass. */
 static int32_t keys_of_tile(const backward *b, int64_t first, int64_t seen)
 {
-    int64_t block = FMLAI_MHA_ROWS - first % FMLAI_MHA_ROWS, count = b->k->block_tokens;
+    int64_t block = FMLAI_MHA_ROWS - first % FMLAI_MHA_ROWS, count = b->k->tile_tokens;
     count = count < block ? count : block;
     return (int32_t)(count < seen - first ? count : seen - first);
 }
@@ -183,8 +183,8 @@ static void query_block(const backward *b, const scratch *s, const fmlai_mha_blo
     fmlai_mha_load(k, s->rows, &p->q, token, head, rows, p->d_qk);
     k->pack_rows(s->packed_a, s->rows, p->d_qk, rows, p->d_qk);
     k->pack_rows(s->packed_b, s->others, p->d_v, rows, p->d_v);
-    fmlai_mha_tile_start(k, &k_tile, s->tile_a, k->block_tokens, p->d_qk);
-    fmlai_mha_tile_start(k, &v_tile, s->tile_b, k->block_tokens, p->d_v);
+    fmlai_mha_tile_start(k, &k_tile, s->tile_a, k->tile_tokens, p->d_qk);
+    fmlai_mha_tile_start(k, &v_tile, s->tile_b, k->tile_tokens, p->d_v);
     for (int32_t r = 0; r < rows; r++) {
         lse2[r] = lse2_at(p, token + r, head);
         delta[r] = b->delta[head * p->total_q + token + r];
@@ -236,7 +236,7 @@ static void collect_queries(const backward *b, fmlai_mha_span queries, int64_t f
 {
     const fmlai_mha *p = b->p;
     tile->count = 0;
-    while (*end > first && tile->count < b->k->block_tokens) {
+    while (*end > first && tile->count < b->k->tile_tokens) {
         int64_t token = queries.begin + --*end;
         float lse2 = lse2_at(p, token, head);
         if (!isinf(lse2)) {
@@ -269,7 +269,7 @@ static void add_dq(const backward *b, const scratch *s, const key_rows *keys, qu
 
     memset(s->ds + n * lanes, 0, (size_t)(tile->count - n) * (size_t)lanes * sizeof(float));
     for (int32_t at = 0, count; at < keys->rows; at += count) {
-        count = keys->rows - at < k->block_tokens ? keys->rows - at : k->block_tokens;
+        count = keys->rows - at < k->tile_tokens ? keys->rows - at : k->tile_tokens;
         for (int32_t t = 0; t < tile->count; t++) {
             int64_t seen = tile->tokens[t] - keys->queries + keys->shift + 1 - keys->first - at;
             visible[t] = (int32_t)(!p->causal || seen > count ? count : seen < 0 ? 0 : seen);
@@ -313,8 +313,8 @@ static void add_queries(const backward *b, const scratch *s, key_rows *keys, que
 
 static void start_query_tile(const backward *b, query_tile *tile)
 {
-    fmlai_mha_tile_start(b->k, &tile->q, tile->q.data, b->k->block_tokens, b->p->d_qk);
-    fmlai_mha_tile_start(b->k, &tile->dout, tile->dout.data, b->k->block_tokens, b->p->d_v);
+    fmlai_mha_tile_start(b->k, &tile->q, tile->q.data, b->k->tile_tokens, b->p->d_qk);
+    fmlai_mha_tile_start(b->k, &tile->dout, tile->dout.data, b->k->tile_tokens, b->p->d_v);
 }
 
 /* One pass: all tiles of the head are in s->tiles, `tiles` of them; two passes: none. */
@@ -446,7 +446,7 @@ static bool one_pass_pays(const backward *b)
 {
     const fmlai_mha *p = b->p;
     double all = 0.0, most = 0.0, threads = b->cpu->threads;
-    int64_t room = most_tiles(b->cpu, b->k, p) * b->k->block_tokens;
+    int64_t room = most_tiles(b->cpu, b->k, p) * b->k->tile_tokens;
     if (p->h_q != p->h_kv) {
         return false;
     }

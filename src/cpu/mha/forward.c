@@ -35,7 +35,7 @@ typedef struct query_block {
 typedef struct scratch {
     float *rows; /* [ROWS][max(d_qk, d_v)] q as floats, then the result */
     void *weights;
-    float *s; /* [block_tokens][ROWS] */
+    float *s; /* [tile_tokens][ROWS] */
     void *k_tile, *v_tile;
     query_block *blocks; /* MOST_BLOCKS, or as many as there are rows for */
 } scratch;
@@ -49,11 +49,11 @@ static int32_t most_blocks(const fmlai_mha *p)
 static size_t scratch_layout(const fmlai_tile_kernels *k, const fmlai_mha *p, uint8_t *base, scratch *s)
 {
     fmlai_mha_arena arena = {.base = base};
-    size_t tokens = (size_t)k->block_tokens, element = k->dtype == FMLA_BF16 ? 2 : 4;
+    size_t tokens = (size_t)k->tile_tokens, element = k->dtype == FMLA_BF16 ? 2 : 4;
     size_t widest = (size_t)(p->d_qk > p->d_v ? p->d_qk : p->d_v);
     int32_t blocks = most_blocks(p);
     s->rows = fmlai_mha_take(&arena, FMLAI_MHA_ROWS * widest * sizeof(float));
-    s->weights = fmlai_mha_take(&arena, k->packed_weights_bytes(FMLAI_MHA_ROWS, k->block_tokens));
+    s->weights = fmlai_mha_take(&arena, k->packed_weights_bytes(FMLAI_MHA_ROWS, k->tile_tokens));
     s->s = fmlai_mha_take(&arena, tokens * FMLAI_MHA_ROWS * sizeof(float));
     s->k_tile = fmlai_mha_take(&arena, tokens * (size_t)fmlai_tile_stride(k->dtype, p->d_qk) * element);
     s->v_tile = fmlai_mha_take(&arena, tokens * (size_t)fmlai_tile_stride(k->dtype, p->d_v) * element);
@@ -172,10 +172,10 @@ static void forward_rows(const forward *f, const scratch *s, const fmlai_mha_blo
         seen = b->seen;
         start_block(f, s, b, head);
     }
-    fmlai_mha_tile_start(k, &k_tile, s->k_tile, k->block_tokens, p->d_qk);
-    fmlai_mha_tile_start(k, &v_tile, s->v_tile, k->block_tokens, p->d_v);
-    for (int64_t first = 0; first < seen; first += k->block_tokens) {
-        int32_t count = (int32_t)(seen - first < k->block_tokens ? seen - first : k->block_tokens);
+    fmlai_mha_tile_start(k, &k_tile, s->k_tile, k->tile_tokens, p->d_qk);
+    fmlai_mha_tile_start(k, &v_tile, s->v_tile, k->tile_tokens, p->d_v);
+    for (int64_t first = 0; first < seen; first += k->tile_tokens) {
+        int32_t count = (int32_t)(seen - first < k->tile_tokens ? seen - first : k->tile_tokens);
         for (int32_t t = 0; t < count; t++) {
             tokens[t] = keys.begin + first + t;
         }
@@ -183,7 +183,7 @@ static void forward_rows(const forward *f, const scratch *s, const fmlai_mha_blo
         fmlai_mha_tile_fill(f->cpu, k, &v_tile, &f->values, tokens, count, kv_head);
         /* Blocks fetch a share each of the next tiles: half of them keys, half of them values. */
         int64_t next = first + count;
-        int32_t left = (int32_t)(seen - next < k->block_tokens ? seen - next : k->block_tokens);
+        int32_t left = (int32_t)(seen - next < k->tile_tokens ? seen - next : k->tile_tokens);
         for (int32_t i = 0; i < blocks; i++) {
             int32_t keys_share = (blocks + 1) / 2, n = i < keys_share ? keys_share : blocks - keys_share;
             int32_t at = i < keys_share ? i : i - keys_share, begin = left * at / n, end = left * (at + 1) / n;

@@ -21,7 +21,7 @@ static void run_chunk(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, 
 {
     int64_t limit = fmlai_plan_chunk_begin(chunk + 1) - fmlai_plan_chunk_begin(chunk);
     bool fetched = all && chunk > 0 && scratch->tokens.known > scratch->tokens.count;
-    fmlai_cpu_mqa_gather(plan, block, cursor, limit, all ? plan->kernels->block_tokens : 0, &scratch->tokens);
+    fmlai_cpu_mqa_gather(plan, block, cursor, limit, all ? plan->kernels->tile_tokens : 0, &scratch->tokens);
     if (scratch->tokens.count > 0 && scratch->packed_block != block->index) {
         int32_t rows = block->tokens * block->heads;
         fmlai_cpu_mqa_load_query(plan, block, scratch);

@@ -73,7 +73,7 @@ static void make_tile(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, 
 static void look_ahead(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, const fmlai_mqa_tokens *tokens,
                        int32_t begin, int32_t count, int32_t rows, fmlai_ahead *ahead)
 {
-    int32_t most = plan->kernels->block_tokens, n = rows < AHEAD_ROWS || count < 0 ? 0 : count < most ? count : most;
+    int32_t most = plan->kernels->tile_tokens, n = rows < AHEAD_ROWS || count < 0 ? 0 : count < most ? count : most;
     int32_t pieces = 1;
     ahead->next = ahead->count = 0;
     for (int32_t i = 0; i < n; i++) {
@@ -154,7 +154,7 @@ static void add_tile(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, f
 void fmlai_cpu_mqa_chunk(const fmlai_mqa_plan *plan, const fmlai_mqa_block *block, fmlai_mqa_scratch *scratch,
                          fmlai_mqa_partial *partial, bool fetched)
 {
-    int32_t left = scratch->tokens.count, most = plan->kernels->block_tokens;
+    int32_t left = scratch->tokens.count, most = plan->kernels->tile_tokens;
     fmlai_softmax_start(&scratch->state);
     for (int32_t begin = 0, count; left > 0; begin += count, left -= count) {
         count = left < most ? left : most;

@@ -68,14 +68,14 @@ static size_t lay_out_scratch(const fmlai_mqa_plan *plan, uint8_t *base)
     const fmlai_mqa *p = plan->p;
     const fmlai_tile_kernels *k = plan->kernels;
     size_t tile_element = k->dtype == FMLA_BF16 ? sizeof(uint16_t) : sizeof(float);
-    size_t rows = (size_t)plan->rows, tokens = (size_t)k->block_tokens;
+    size_t rows = (size_t)plan->rows, tokens = (size_t)k->tile_tokens;
     size_t sizes[] = {
         sizeof(fmlai_mqa_scratch),
         rows * (size_t)p->d_qk * sizeof(float),
         k->packed_rows_bytes(plan->rows, p->d_qk),
         tokens * (size_t)fmlai_tile_stride(k->dtype, p->d_qk) * tile_element,
         tokens * (size_t)fmlai_tile_lanes(plan->rows) * sizeof(float),
-        k->packed_weights_bytes(plan->rows, k->block_tokens),
+        k->packed_weights_bytes(plan->rows, k->tile_tokens),
         FMLAI_MQA_FOLD_ROWS * (size_t)p->d_v * sizeof(float),
         plan->partial_bytes,
         sizeof(fmlai_mqa_total) + (size_t)plan->total_rows * (size_t)p->d_v * sizeof(double),

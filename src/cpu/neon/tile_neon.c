@@ -208,8 +208,7 @@ static void accumulate(void *packed_sums, const void *packed_weights, const void
             float32x4_t sum[4][4];
             int32_t seen[4], all = tokens;
             for (int32_t i = 0; i < 4; i++) {
-                seen[i] = !visible || visible[r + i] > tokens ? tokens : visible[r + i];
-                seen[i] = r + i >= rows || seen[i] < 0 ? 0 : seen[i];
+                seen[i] = r + i < rows ? fmlai_tile_seen(visible, r + i, tokens) : 0;
                 all = r + i < rows && seen[i] < all ? seen[i] : all;
                 for (int32_t k = 0; k < 4; k++) {
                     sum[i][k] = vdupq_n_f32(0.0f);
@@ -232,7 +231,7 @@ void fmlai_tile_init_neon(fmlai_tile_kernels *f32, fmlai_tile_kernels *bf16)
     *f32 = (fmlai_tile_kernels){
         .name = "neon",
         .dtype = FMLA_F32,
-        .block_tokens = 48,
+        .tile_tokens = 48,
         .packed_rows_bytes = packed_rows_bytes,
         .packed_weights_bytes = packed_weights_bytes,
         .packed_sums_bytes = packed_sums_bytes,

@@ -63,21 +63,13 @@ static void scores(float *s, const void *packed_rows, const void *tile, int64_t 
     }
 }
 
-static int32_t seen(const int32_t *visible, int32_t row, int32_t tokens)
-{
-    if (!visible || visible[row] > tokens) {
-        return tokens;
-    }
-    return visible[row] < 0 ? 0 : visible[row];
-}
-
 static void softmax(fmlai_softmax_state *state, float *alpha, void *packed_weights, float *s,
                     const float *scale2, const int32_t *visible, int32_t rows, int32_t tokens)
 {
     int32_t lanes = fmlai_tile_lanes(rows);
     float *weights = packed_weights;
     for (int32_t r = 0; r < rows; r++) {
-        int32_t n = seen(visible, r, tokens);
+        int32_t n = fmlai_tile_seen(visible, r, tokens);
         float old = state->m[r], m = old;
         for (int32_t t = 0; t < n; t++) {
             float x = s[t * lanes + r] * scale2[r];
@@ -106,7 +98,7 @@ static void accumulate(void *packed_sums, const void *packed_weights, const void
     int32_t lanes = fmlai_tile_lanes(rows);
     const float *weights = packed_weights;
     for (int32_t r = 0; r < rows; r++) {
-        int32_t n = seen(visible, r, tokens);
+        int32_t n = fmlai_tile_seen(visible, r, tokens);
         for (int32_t begin = 0; begin < d; begin += BLOCK_DIMS) {
             int32_t width = d - begin < BLOCK_DIMS ? d - begin : BLOCK_DIMS;
             float *sums = (float *)packed_sums + (int64_t)r * d + begin;
@@ -139,7 +131,7 @@ void fmlai_tile_init_scalar(fmlai_tile_kernels *f32, fmlai_tile_kernels *bf16)
     *f32 = (fmlai_tile_kernels){
         .name = "scalar",
         .dtype = FMLA_F32,
-        .block_tokens = 64,
+        .tile_tokens = 64,
         .packed_rows_bytes = packed_rows_bytes,
         .packed_weights_bytes = packed_weights_bytes,
         .packed_sums_bytes = packed_sums_bytes,
