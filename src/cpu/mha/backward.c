@@ -49,14 +49,14 @@ typedef struct query_tile {
     bool met; /* dq holds something */
 } query_tile;
 
-/* One worker's memory; "a" goes with d_qk, "b" with d_v. */
+/* One worker's memory; "qk": what is as wide as d_qk, "v": as d_v. */
 typedef struct scratch {
     float *rows, *others; /* [ROWS][max(d_qk, d_v)] */
-    void *packed_a, *packed_b;
+    void *packed_qk, *packed_v;
     float *s, *ds; /* [tile_tokens][ROWS]: scores, then P; dO.v, then dS */
     void *weights;
-    void *sums_a, *sums_b;
-    void *tile_a, *tile_b;
+    void *sums_qk, *sums_v;
+    void *tile_qk, *tile_v;
     void *keys;        /* one pass: the block of keys as a tile of ROWS tokens */
     query_tile *tiles; /* one pass: of a head */
 } scratch;
@@ -80,24 +80,24 @@ static size_t scratch_layout(const fmlai_cpu *cpu, const fmlai_tile_kernels *k, 
     fmlai_mha_arena arena = {.base = base};
     size_t tokens = (size_t)k->tile_tokens, element = k->dtype == FMLA_BF16 ? 2 : 4;
     size_t widest = (size_t)(p->d_qk > p->d_v ? p->d_qk : p->d_v);
-    size_t token_a = (size_t)fmlai_tile_stride(k->dtype, p->d_qk) * element;
-    size_t token_b = (size_t)fmlai_tile_stride(k->dtype, p->d_v) * element;
+    size_t token_qk = (size_t)fmlai_tile_stride(k->dtype, p->d_qk) * element;
+    size_t token_v = (size_t)fmlai_tile_stride(k->dtype, p->d_v) * element;
     int64_t tiles = most_tiles(cpu, k, p);
     s->rows = fmlai_mha_take(&arena, FMLAI_MHA_ROWS * widest * sizeof(float));
     s->others = fmlai_mha_take(&arena, FMLAI_MHA_ROWS * widest * sizeof(float));
-    s->packed_a = fmlai_mha_take(&arena, k->packed_rows_bytes(FMLAI_MHA_ROWS, p->d_qk));
-    s->packed_b = fmlai_mha_take(&arena, k->packed_rows_bytes(FMLAI_MHA_ROWS, p->d_v));
+    s->packed_qk = fmlai_mha_take(&arena, k->packed_rows_bytes(FMLAI_MHA_ROWS, p->d_qk));
+    s->packed_v = fmlai_mha_take(&arena, k->packed_rows_bytes(FMLAI_MHA_ROWS, p->d_v));
     s->s = fmlai_mha_take(&arena, tokens * FMLAI_MHA_ROWS * sizeof(float));
     s->ds = fmlai_mha_take(&arena, tokens * FMLAI_MHA_ROWS * sizeof(float));
     s->weights = fmlai_mha_take(&arena, k->packed_weights_bytes(FMLAI_MHA_ROWS, k->tile_tokens));
-    s->sums_a = fmlai_mha_take(&arena, k->packed_sums_bytes(FMLAI_MHA_ROWS, p->d_qk));
-    s->sums_b = fmlai_mha_take(&arena, k->packed_sums_bytes(FMLAI_MHA_ROWS, p->d_v));
-    s->tile_a = fmlai_mha_take(&arena, tokens * token_a);
-    s->tile_b = fmlai_mha_take(&arena, tokens * token_b);
-    s->keys = fmlai_mha_take(&arena, FMLAI_MHA_ROWS * token_a);
+    s->sums_qk = fmlai_mha_take(&arena, k->packed_sums_bytes(FMLAI_MHA_ROWS, p->d_qk));
+    s->sums_v = fmlai_mha_take(&arena, k->packed_sums_bytes(FMLAI_MHA_ROWS, p->d_v));
+    s->tile_qk = fmlai_mha_take(&arena, tokens * token_qk);
+    s->tile_v = fmlai_mha_take(&arena, tokens * token_v);
+    s->keys = fmlai_mha_take(&arena, FMLAI_MHA_ROWS * token_qk);
     s->tiles = fmlai_mha_take(&arena, (size_t)tiles * sizeof(query_tile));
     for (int64_t i = 0; i < tiles; i++) {
-        void *q = fmlai_mha_take(&arena, tokens * token_a), *dout = fmlai_mha_take(&arena, tokens * token_b);
+        void *q = fmlai_mha_take(&arena, tokens * token_qk), *dout = fmlai_mha_take(&arena, tokens * token_v);
         void *dq = fmlai_mha_take(&arena, k->packed_sums_bytes(k->tile_tokens, p->d_qk));
         if (base) {
             s->tiles[i].q.data = q;
@@ -181,10 +181,10 @@ static void query_block(const backward *b, const scratch *s, const fmlai_mha_blo
 
     find_delta(b, s, token, head, rows);
     fmlai_mha_load(k, s->rows, &p->q, token, head, rows, p->d_qk);
-    k->pack_rows(s->packed_a, s->rows, p->d_qk, rows, p->d_qk);
-    k->pack_rows(s->packed_b, s->others, p->d_v, rows, p->d_v);
-    fmlai_mha_tile_start(k, &k_tile, s->tile_a, k->tile_tokens, p->d_qk);
-    fmlai_mha_tile_start(k, &v_tile, s->tile_b, k->tile_tokens, p->d_v);
+    k->pack_rows(s->packed_qk, s->rows, p->d_qk, rows, p->d_qk);
+    k->pack_rows(s->packed_v, s->others, p->d_v, rows, p->d_v);
+    fmlai_mha_tile_start(k, &k_tile, s->tile_qk, k->tile_tokens, p->d_qk);
+    fmlai_mha_tile_start(k, &v_tile, s->tile_v, k->tile_tokens, p->d_v);
     for (int32_t r = 0; r < rows; r++) {
         lse2[r] = lse2_at(p, token + r, head);
         delta[r] = b->delta[head * p->total_q + token + r];
@@ -200,15 +200,15 @@ static void query_block(const backward *b, const scratch *s, const fmlai_mha_blo
         }
         fmlai_mha_tile_fill(b->cpu, k, &k_tile, &b->keys, tokens, count, kv_head);
         fmlai_mha_tile_fill(b->cpu, k, &v_tile, &b->values, tokens, count, kv_head);
-        k->scores(s->s, s->packed_a, k_tile.data, k_tile.stride, rows, count, p->d_qk);
-        k->scores(s->ds, s->packed_b, v_tile.data, v_tile.stride, rows, count, p->d_v);
+        k->scores(s->s, s->packed_qk, k_tile.data, k_tile.stride, rows, count, p->d_qk);
+        k->scores(s->ds, s->packed_v, v_tile.data, v_tile.stride, rows, count, p->d_v);
         k->gradients(s->s, s->ds, b->scale2, lse2, delta, false, visible, rows, count);
         k->pack_weights(s->weights, s->ds, rows, count);
-        k->accumulate(s->sums_a, s->weights, k_tile.data, k_tile.stride, first == 0 ? NULL : b->ones, visible, rows,
+        k->accumulate(s->sums_qk, s->weights, k_tile.data, k_tile.stride, first == 0 ? NULL : b->ones, visible, rows,
                       count, p->d_qk);
     }
     if (seen > 0) {
-        k->unpack(s->rows, p->d_qk, s->sums_a, NULL, rows, 0, rows, p->d_qk);
+        k->unpack(s->rows, p->d_qk, s->sums_qk, NULL, rows, 0, rows, p->d_qk);
     } else {
         memset(s->rows, 0, (size_t)rows * (size_t)p->d_qk * sizeof(float));
     }
@@ -298,13 +298,13 @@ static void add_queries(const backward *b, const scratch *s, key_rows *keys, que
     if (n == 0) {
         return;
     }
-    k->scores(s->s, s->packed_a, tile->q.data, tile->q.stride, rows, n, p->d_qk);
-    k->scores(s->ds, s->packed_b, tile->dout.data, tile->dout.stride, rows, n, p->d_v);
+    k->scores(s->s, s->packed_qk, tile->q.data, tile->q.stride, rows, n, p->d_qk);
+    k->scores(s->ds, s->packed_v, tile->dout.data, tile->dout.stride, rows, n, p->d_v);
     k->gradients(s->s, s->ds, b->scale2, tile->lse2, tile->delta, true, visible, rows, n);
     k->pack_weights(s->weights, s->s, rows, n);
-    k->accumulate(s->sums_b, s->weights, tile->dout.data, tile->dout.stride, alpha, visible, rows, n, p->d_v);
+    k->accumulate(s->sums_v, s->weights, tile->dout.data, tile->dout.stride, alpha, visible, rows, n, p->d_v);
     k->pack_weights(s->weights, s->ds, rows, n);
-    k->accumulate(s->sums_a, s->weights, tile->q.data, tile->q.stride, alpha, visible, rows, n, p->d_qk);
+    k->accumulate(s->sums_qk, s->weights, tile->q.data, tile->q.stride, alpha, visible, rows, n, p->d_qk);
     keys->start = false;
     if (tile->dq) {
         add_dq(b, s, keys, tile, n);
@@ -329,9 +329,9 @@ static void key_block(const backward *b, const scratch *s, const fmlai_mha_block
     key_rows own = {.first = block->first, .shift = shift, .queries = queries.begin, .rows = rows, .start = true};
 
     fmlai_mha_load(k, s->rows, &p->k, token, kv_head, rows, p->d_qk);
-    k->pack_rows(s->packed_a, s->rows, p->d_qk, rows, p->d_qk);
+    k->pack_rows(s->packed_qk, s->rows, p->d_qk, rows, p->d_qk);
     fmlai_mha_load(k, s->rows, &p->v, token, kv_head, rows, p->d_v);
-    k->pack_rows(s->packed_b, s->rows, p->d_v, rows, p->d_v);
+    k->pack_rows(s->packed_v, s->rows, p->d_v, rows, p->d_v);
     if (tiles > 0) {
         int64_t tokens[FMLAI_MHA_ROWS];
         for (int32_t r = 0; r < rows; r++) {
@@ -344,7 +344,7 @@ static void key_block(const backward *b, const scratch *s, const fmlai_mha_block
         }
     } else {
         int64_t first = p->causal && block->first > shift ? block->first - shift : 0;
-        query_tile tile = {.q.data = s->tile_a, .dout.data = s->tile_b};
+        query_tile tile = {.q.data = s->tile_qk, .dout.data = s->tile_v};
         start_query_tile(b, &tile);
         for (int32_t head = kv_head * group; head < (kv_head + 1) * group; head++) {
             for (int64_t end = queries.count; end > first;) {
@@ -357,8 +357,8 @@ static void key_block(const backward *b, const scratch *s, const fmlai_mha_block
         memset(s->rows, 0, (size_t)rows * (size_t)p->d_qk * sizeof(float));
         memset(s->others, 0, (size_t)rows * (size_t)p->d_v * sizeof(float));
     } else {
-        k->unpack(s->rows, p->d_qk, s->sums_a, NULL, rows, 0, rows, p->d_qk);
-        k->unpack(s->others, p->d_v, s->sums_b, NULL, rows, 0, rows, p->d_v);
+        k->unpack(s->rows, p->d_qk, s->sums_qk, NULL, rows, 0, rows, p->d_qk);
+        k->unpack(s->others, p->d_v, s->sums_v, NULL, rows, 0, rows, p->d_v);
     }
     fmlai_mha_store(b->k, &p->dk, token, kv_head, s->rows, rows, p->d_qk, p->scale);
     fmlai_mha_store(b->k, &p->dv, token, kv_head, s->others, rows, p->d_v, 1.0f);
